@@ -1,0 +1,206 @@
+"""Measure execution accuracy: of a checkpoint on a question set, or of a file of predictions.
+
+    python evaluate.py --config configs/quickstart.toml --checkpoint runs/quickstart/checkpoints/last --split test
+    python evaluate.py --predictions predictions.jsonl --databases DIR
+
+What "correct" means is `sqlenv.reward.score_completion`, the same function object that training is rewarded by. Every
+accuracy comes with a 95 % interval. A vote over k samples is never printed without the single attempts beside it: it
+costs k times the decoding and k executions a question.
+"""
+
+import os
+
+# Two spinning OpenMP threads on two busy cores are several times slower than one (read before torch starts).
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+import sqlite3
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+from sqlenv.metrics import bootstrap_interval, mcnemar_exact, pass_at_k, wilson_interval
+from tqdm import tqdm
+
+from grpo.checkpoint import derived_generator
+from grpo.config import Config, DataConfig, SftConfig
+from grpo.rollout import rollout
+from model.qwen2 import Qwen2
+from model.tokenizer import Tokenizer
+from sqlenv.datasets import Example, load_examples
+from sqlenv.prompt import build_messages
+from sqlenv.reward import Verdict, score_completion
+from sqlenv.voting import majority_vote
+
+
+def load_split(config: Config, split: str, stage: SftConfig | None = None) -> list[Example]:
+    """The examples of "train", "val", "test", or of an SFT stage; synthetic databases are made once and kept.
+
+    Raises ValueError if there are none.
+    """
+    data, seed = config.data, config.run.seed
+    if data.source == "synthetic":
+        size = {"train": data.train_databases, "val": data.val_databases, "test": data.test_databases}.get(split)
+        made = {
+            "num_databases": size,
+            "questions_per_database": data.questions_per_database,
+            "seed": seed,
+            "sloppy": 0.0,
+        }
+        if split == "sft":
+            made |= {key: getattr(stage, key) for key in ("questions_per_database", "sloppy")}
+            made["num_databases"] = stage.databases
+        name = "-".join(str(value) for value in made.values())
+        examples = load_examples("synthetic", split, folder=Path(data.cache_dir) / f"synthetic-{name}", **made)
+    else:
+        examples = load_examples(data.source, "train" if split == "sft" else split)
+    limit = {"train": data.train_limit, "val": data.val_limit, "test": data.test_limit}.get(split, 0)
+    if limit and limit < len(examples):
+        order = torch.randperm(len(examples), generator=derived_generator(seed, f"limit {split}"))[:limit]
+        examples = [examples[i] for i in sorted(order.tolist())]
+    if not examples:
+        raise ValueError(f"data.source = {data.source!r} has no {split} questions")
+    return examples
+
+
+def prompt_text(example: Example, data: DataConfig) -> str:
+    """The user message: schema, evidence and question."""
+    return build_messages(example, style=data.prompt_style, sample_values=data.sample_values)[-1]["content"]
+
+
+def encode_prompt(tokenizer: Tokenizer, example: Example, data: DataConfig) -> list[int]:
+    """The token ids that the policy is asked with: schema, evidence and question through the chat template."""
+    messages = build_messages(example, style=data.prompt_style, system=data.system, sample_values=data.sample_values)
+    return tokenizer.encode(tokenizer.render_chat(messages, add_generation_prompt=True))
+
+
+def evaluate_policy(
+    model: Qwen2,
+    tokenizer: Tokenizer,
+    examples: list[Example],
+    config: Config,
+    *,
+    num_generations: int,
+    name: str = "evaluation",
+) -> dict:
+    """Greedy accuracy of the policy on the examples and, with k = num_generations > 0, pass@k and vote@k.
+
+    Returns:
+        n, databases, seconds, num_tokens, sql_executions and, each with `_low` and `_high` (Wilson, 95 %):
+        execution_accuracy, bird_accuracy, mean@k, pass@k, vote@k (k is the number); `bootstrap_low` and
+        `bootstrap_high` resample databases; `correct` has one 0/1 a question, in order, for paired tests.
+    """
+    started = time.perf_counter()
+    prompts = [encode_prompt(tokenizer, example, config.data) for example in examples]
+    limits = {"max_completion_length": config.grpo.max_completion_length, "batch_size": config.eval.batch_size}
+    greedy, num_tokens = sample_verdicts(model, tokenizer, examples, prompts, 1, name, temperature=0.0, **limits)
+    spider = config.reward.metric == "spider"
+    correct = [int(v.match if spider else v.match_bird) for (v,) in greedy]
+    groups = [example.db_id for example in examples]
+    result = {"n": len(examples), "databases": len(set(groups))}
+    result |= with_interval("execution_accuracy", [v.match for (v,) in greedy])
+    low, high = bootstrap_interval([float(v.match) for (v,) in greedy], groups, seed=0)
+    result |= {"bootstrap_low": low, "bootstrap_high": high}
+    result |= with_interval("bird_accuracy", [v.match_bird for (v,) in greedy])
+    result["statuses"] = dict(Counter(v.status for (v,) in greedy))
+    executions = len(examples)
+    if num_generations:
+        k = num_generations
+        sampling = {key: getattr(config.eval, key) for key in ("temperature", "top_p", "top_k")}
+        generator = derived_generator(config.run.seed, "evaluation")
+        sampled, tokens = sample_verdicts(
+            model, tokenizer, examples, prompts, k, f"{name} x {k}", generator=generator, **sampling, **limits
+        )
+        num_tokens += tokens
+        executions += k * len(examples)
+        hits = [sum(v.match for v in group) for group in sampled]
+        result[f"mean@{k}"] = sum(hits) / (k * len(examples))
+        result |= with_interval(f"pass@{k}", [pass_at_k(k, c, k) for c in hits])
+        result |= with_interval(f"vote@{k}", [vote_is_right(group) for group in sampled])
+    seconds = time.perf_counter() - started
+    return result | {
+        "num_tokens": num_tokens,
+        "sql_executions": executions,
+        "seconds": round(seconds, 2),
+        "versions": versions(),
+        "correct": correct,
+    }
+
+
+def sample_verdicts(
+    model, tokenizer, examples, prompts, k, name, *, batch_size, **sampling
+) -> tuple[list[list[Verdict]], int]:
+    """k completions a question, each scored: n x k verdicts and the number of tokens decoded."""
+    verdicts, num_tokens = [], 0
+    batch_size = max(1, batch_size // k) if k > 1 else batch_size * 4  # about equal numbers of rows
+    for start in tqdm(range(0, len(prompts), batch_size), desc=name, disable=None, leave=False):
+        batch = slice(start, start + batch_size)
+        rollouts, texts = rollout(model, tokenizer, prompts[batch], k, **sampling)
+        num_tokens += int(rollouts.lengths.sum())
+        for example, group in zip(examples[batch], texts, strict=True):
+            verdicts.append([score_completion(example, text) for text in group])
+    return verdicts, num_tokens
+
+
+def vote_is_right(verdicts: list[Verdict]) -> bool:
+    """Whether the rows that most samples returned are the gold's."""
+    winner = majority_vote([v.result for v in verdicts], [v.sql for v in verdicts])
+    return winner is not None and verdicts[winner].match
+
+
+def with_interval(name: str, values: list) -> dict[str, float]:
+    """A share with its 95 % Wilson interval. Example: [1, 0] -> {x: 0.5, x_low: 0.0945, x_high: 0.9055}"""
+    low, high = wilson_interval(sum(values), len(values))
+    return {name: sum(values) / len(values), f"{name}_low": low, f"{name}_high": high}
+
+
+def versions() -> dict[str, str]:
+    """What the numbers depend on besides code and seed."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    return {"torch": torch.__version__, "sqlite": sqlite3.sqlite_version, "python": python}
+
+
+def headline(result: dict) -> dict:
+    """The few figures of an evaluation that summary.json repeats."""
+    names = {
+        "execution_accuracy": "execution_accuracy",
+        "execution_accuracy_low": "low",
+        "execution_accuracy_high": "high",
+    }
+    short = {name: result[key] for key, name in names.items()} | {"n": result["n"]}
+    return short | {
+        key: result[key] for key in result if key.startswith(("pass@", "vote@", "mean@")) and key[-1].isdigit()
+    }
+
+
+def verdict_in_words(before: dict, after: dict, flat: float) -> str:
+    """What training did to greedy accuracy, by an exact paired test on the same questions; never a claim inside noise.
+
+    flat: share of groups that carried no gradient.
+    """
+    gained = sum(b < a for b, a in zip(before["correct"], after["correct"], strict=True))
+    lost = sum(b > a for b, a in zip(before["correct"], after["correct"], strict=True))
+    points = 100 * (gained - lost) / before["n"]
+    p = mcnemar_exact(gained, lost)
+    change = f"{points:+.1f} points of execution accuracy (gained {gained}, lost {lost} of {before['n']}, exact McNemar p = {p:.2g})"
+    if p < 0.05 and points > 0:
+        return f"taught: {change}; {flat:.0%} of the groups carried no gradient"
+    why = f"{flat:.0%} of the groups were flat (every completion of the group earned the same) and carried no gradient"
+    return f"taught nothing that this test set can show: {change}; {why}"
+
+
+def describe(result: dict) -> str:
+    """The result in a few lines: every accuracy with its interval, the vote beside the single attempts."""
+    lines = [f"{result['n']} questions on {result['databases']} databases"]
+    for key in result:
+        if f"{key}_low" in result:
+            interval = f"[{result[f'{key}_low']:.3f}, {result[f'{key}_high']:.3f}]"
+            lines.append(f"  {key:<20} {result[key]:.3f}  {interval}")
+        elif key.startswith("mean@"):
+            lines.append(f"  {key:<20} {result[key]:.3f}  (one sampled attempt)")
+    low, high = result["bootstrap_low"], result["bootstrap_high"]
+    lines.insert(2, f"  {'  over databases':<20}        [{low:.3f}, {high:.3f}] (bootstrap)")
+    cost = f"{result['num_tokens']:,} tokens decoded, {result['sql_executions']:,} SQL executions"
+    return "\n".join([*lines, f"  cost: {cost}, {result['seconds']} s"])

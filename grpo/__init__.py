@@ -1,0 +1,1 @@
+"""The GRPO algorithm: rollouts, advantages, the clipped loss, the update, and what is logged about them."""

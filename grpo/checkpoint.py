@@ -1,0 +1,85 @@
+"""Checkpoints: complete, atomic, bounded in number.
+
+    runs/<name>/checkpoints/40/    adapter (PEFT format) or model (Hugging Face format), and training_state.pt
+    runs/<name>/checkpoints/last   a text file that names the newest complete one
+
+A checkpoint is written beside its final place and renamed when it is complete, and `last` changes only after that: a
+run that is killed at any moment leaves the previous checkpoint usable. The state holds the optimizer, the step, the
+counters and the global random states. The trainer itself draws every random number from a generator seeded by (seed,
+purpose, step), see `derived_generator`, so there is no stream that could drift; the global states are kept for custom
+functions that use them.
+"""
+
+import hashlib
+import os
+import random
+import shutil
+from pathlib import Path
+
+import torch
+
+from model.adapters import save_adapter
+from model.config import write_text
+from model.lora import lora_parameters
+from model.qwen2 import Qwen2
+from model.weights import save_model
+
+
+def derived_generator(seed: int, purpose: str, step: int = 0) -> torch.Generator:
+    """A CPU generator whose stream depends only on (seed, purpose, step): a resumed run needs no saved stream."""
+    digest = hashlib.sha256(f"{seed}/{purpose}/{step}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def save_policy(model: Qwen2, folder: Path, base_model: str = "") -> None:
+    """What was trained: the adapter in PEFT's format if the model has one, else the whole model."""
+    if lora_parameters(model):
+        save_adapter(model, folder, base_model_name=base_model)
+    else:
+        save_model(model, folder)
+
+
+def save_checkpoint(run_dir: Path, step: int, model: Qwen2, optimizer, state: dict, keep: set[int]) -> Path:
+    """Write checkpoints/<step> and point `last` at it; older ones whose step is not in `keep` are deleted."""
+    root = run_dir / "checkpoints"
+    root.mkdir(parents=True, exist_ok=True)
+    temporary, final = root / f"writing-{step}", root / str(step)
+    shutil.rmtree(temporary, ignore_errors=True)
+    save_policy(model, temporary)
+    randomness = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    saved = {**state, "step": step, "optimizer": optimizer.state_dict(), "randomness": randomness}
+    torch.save(saved, temporary / "training_state.pt")
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(temporary, final)
+    write_text(root / "last", f"{step}\n")
+    for folder in root.iterdir():
+        if folder.is_dir() and folder.name.isdigit() and int(folder.name) not in keep | {step}:
+            shutil.rmtree(folder)
+    return final
+
+
+def last_checkpoint(run_dir: Path) -> Path:
+    """The folder of the newest complete checkpoint. Raises ValueError if there is none."""
+    root = run_dir / "checkpoints"
+    pointer = root / "last"
+    folder = root / (pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else "none")
+    if not (folder / "training_state.pt").is_file():
+        raise ValueError(f"{root}: no complete checkpoint to resume from")
+    return folder
+
+
+def load_training_state(folder: Path, optimizer: torch.optim.Optimizer) -> dict:
+    """Put a checkpoint's optimizer and random states back and return its state; the weights are load_policy's.
+
+    Raises:
+        ValueError: if the file is damaged.
+    """
+    try:
+        state = torch.load(folder / "training_state.pt", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError) as error:
+        raise ValueError(f"{folder / 'training_state.pt'} is damaged ({error}); expected a whole checkpoint") from error
+    optimizer.load_state_dict(state["optimizer"])
+    torch.set_rng_state(state["randomness"]["torch"])
+    version, internal, gauss = state["randomness"]["python"]
+    random.setstate((version, tuple(internal), gauss))
+    return state

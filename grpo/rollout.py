@@ -1,0 +1,71 @@
+"""Rollouts: what the policy wrote for the questions of one step, exactly as it was sampled.
+
+The ids that were sampled are the ids that are trained on. Text is decoded for whoever scores it and never tokenised
+again: decode followed by encode may return other ids for the same text.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from model.qwen2 import Qwen2
+from model.sampling import generate
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """G completions for each of Q prompts; a group is a row, whatever its text."""
+
+    prompt_ids: list[list[int]]  # Q
+    completion_ids: list[list[list[int]]]  # Q x G, the end token included
+    logprobs: list[list[list[float]]]  # Q x G, of the sampling distribution, nats
+    finished: list[list[bool]]  # Q x G; False: cut at the length limit ("truncated")
+    entropy: list[list[float]]  # Q x G, mean entropy of the distributions that the tokens were drawn from, nats
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """(Q, G) completion lengths in tokens, the end token included."""
+        return torch.tensor([[len(ids) for ids in group] for group in self.completion_ids])
+
+    @property
+    def truncated(self) -> torch.Tensor:
+        """(Q, G) True where the length limit cut the completion."""
+        return ~torch.tensor(self.finished)
+
+    def select(self, groups: list[int]) -> "Rollouts":
+        """The rollouts of the given groups, in that order."""
+        columns = (self.prompt_ids, self.completion_ids, self.logprobs, self.finished, self.entropy)
+        return Rollouts(*([column[g] for g in groups] for column in columns))
+
+
+def rollout(
+    model: Qwen2, tokenizer, prompts: list[list[int]], num_generations: int, *, batch_size: int = 0, **sampling
+) -> tuple[Rollouts, list[list[str]]]:
+    """Sample groups and decode them.
+
+    Args:
+        tokenizer: gives eos_ids, vocab_size and decode(ids).
+        prompts: Q lists of token ids.
+        batch_size: groups sampled together, 0 = all.
+        sampling: max_completion_length, temperature, top_k, top_p, generator of `model.sampling.generate`.
+
+    Returns:
+        the rollouts, and Q x G texts without the end token.
+    """
+    batch_size = batch_size or len(prompts)
+    parts = []
+    for start in range(0, len(prompts), batch_size):
+        part = prompts[start : start + batch_size]
+        eos_ids, vocab_size = tokenizer.eos_ids, tokenizer.vocab_size
+        parts.append(generate(model, part, num_generations, eos_ids=eos_ids, vocab_size=vocab_size, **sampling))
+    ids, logprobs, finished, entropy = (
+        [group for part in parts for group in getattr(part, name)]
+        for name in ("ids", "logprobs", "finished", "entropy")
+    )
+    texts = [[completion_text(tokenizer, completion) for completion in group] for group in ids]
+    return Rollouts(prompts, ids, logprobs, finished, entropy), texts
+
+
+def completion_text(tokenizer, ids: list[int]) -> str:
+    """The text of a completion without its end token, if it has one."""
+    return tokenizer.decode(ids[:-1] if ids and ids[-1] in tokenizer.eos_ids else ids)

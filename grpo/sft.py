@@ -1,0 +1,102 @@
+"""Supervised fine-tuning over trees: the questions of one database are branches of one schema.
+
+    [ schema ] ---+-- question 1 + SQL 1        loss = sum(w * -log p) / sum(w)
+                  +-- question 2 + SQL 2        w = 1 on completion tokens (the end token included),
+                  +-- ...                       prompt_loss_weight on question tokens, 0 on the schema
+
+A branch begins where the prompts' token ids stop being equal, so no text is ever tokenised in pieces. One pass of a
+long schema then serves all its questions. The math is that of a language model; only the layout is ours.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from grpo.batch import build_tree, score
+from grpo.config import SftConfig
+from grpo.update import learning_rate, make_optimizer
+from model.qwen2 import Qwen2
+
+Pair = tuple[list[int], list[int]]  # prompt ids, completion ids (end token included)
+
+
+@dataclass(frozen=True)
+class SftGroup:
+    """What the prompts of a database share, and for each question the rest of its prompt and its completion."""
+
+    prefix: list[int]
+    branches: list[list[int]]
+    question_lengths: list[int]  # how many of a branch's first tokens still belong to the prompt
+
+
+def make_groups(pairs_by_database: list[list[Pair]], max_branches: int) -> list[SftGroup]:
+    """Cut every database's pairs into trees of at most `max_branches` questions.
+
+    Example: prompts [1, 2, 3] and [1, 2, 4] with completions [9] and [8]
+        -> prefix [1, 2], branches [[3, 9], [4, 8]], question_lengths [1, 1]
+    """
+    groups = []
+    for pairs in pairs_by_database:
+        for start in range(0, len(pairs), max_branches):
+            part = pairs[start : start + max_branches]
+            shared = common_prefix([prompt for prompt, _ in part])
+            branches = [prompt[shared:] + completion for prompt, completion in part]
+            groups.append(SftGroup(part[0][0][:shared], branches, [len(prompt) - shared for prompt, _ in part]))
+    return groups
+
+
+def common_prefix(rows: list[list[int]]) -> int:
+    """How many ids all rows begin with. Example: [[1, 2, 3], [1, 2, 4, 5]] -> 2"""
+    first, last = min(rows), max(rows)  # in sorted order the outermost two differ earliest
+    length = min(len(first), len(last))
+    return next((i for i in range(length) if first[i] != last[i]), length)
+
+
+def sft_loss(model: Qwen2, groups: list[SftGroup], prompt_loss_weight: float) -> tuple[Tensor, int]:
+    """The weighted mean of -log p in nats per token, and the number of completion tokens it covers."""
+    device = model.model.embed_tokens.weight.device
+    batch = build_tree([g.prefix for g in groups], [g.branches for g in groups], device)
+    question = torch.tensor([length for g in groups for length in g.question_lengths], device=device)
+    is_question = torch.arange(batch.mask.shape[1], device=device) < question[:, None]  # (B, S)
+    weights = torch.where(is_question, prompt_loss_weight, 1.0) * batch.mask
+    logprobs = score(model, batch)
+    return -(weights * logprobs).sum() / weights.sum(), int((batch.mask & ~is_question).sum())
+
+
+def train_sft(
+    model: Qwen2,
+    groups: list[SftGroup],
+    stage: SftConfig,
+    seed: int,
+    report: Callable[[int, dict[str, float]], None],
+) -> None:
+    """Train the model's trainable parameters on the groups for `stage.max_steps`, in place.
+
+    Args:
+        seed: of the order in which databases come; every pass over them is a new permutation.
+        report: called after every step with (step, {"sft/loss", "sft/grad_norm", "sft/learning_rate", ...}).
+
+    Raises:
+        ValueError: if there are no groups to train on.
+    """
+    if not groups:
+        raise ValueError("the SFT stage has no examples; lower its filters or give it databases")
+    optimizer = make_optimizer(model.parameters(), stage)
+    parameters = optimizer.param_groups[0]["params"]
+    generator = torch.Generator().manual_seed(seed)
+    order: list[int] = []
+    for step in range(stage.max_steps):
+        while len(order) < stage.groups_per_step:
+            order += torch.randperm(len(groups), generator=generator).tolist()
+        chosen, order = order[: stage.groups_per_step], order[stage.groups_per_step :]
+        optimizer.param_groups[0]["lr"] = learning_rate(stage, step, stage.max_steps)
+        loss, tokens = sft_loss(model, [groups[i] for i in chosen], stage.prompt_loss_weight)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(parameters, stage.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        rate = optimizer.param_groups[0]["lr"]
+        values = {"sft/loss": loss.detach(), "sft/grad_norm": norm, "sft/learning_rate": rate, "sft/num_tokens": tokens}
+        report(step + 1, {key: float(value) for key, value in values.items()})

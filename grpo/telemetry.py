@@ -1,0 +1,124 @@
+"""What is logged about a step, and how: exact means, the classes of groups, JSON lines, one console line.
+
+Every average is one sum over one count for the whole step, never a mean of means. Names are TRL's where TRL has the
+quantity. The four classes of a group say what it can teach:
+
+    mixed        its rewards differ: the only kind that carries a gradient
+    all_correct  equal rewards, every completion correct: too easy by now
+    all_failed   equal rewards, no completion even executes: too hard, or broken prompts
+    all_wrong    equal rewards otherwise: something executes, and the reward cannot tell the completions apart
+"""
+
+import json
+import math
+import os
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo.advantage import centered
+
+STATUSES = ("ok", "rejected", "sql_error", "budget", "too_big")
+CLASSES = ("mixed", "all_correct", "all_failed", "all_wrong")
+
+
+def means(pairs: dict[str, tuple[Tensor | float, Tensor | float]]) -> dict[str, float | None]:
+    """{name: (sum, count)} -> {name: sum / count}; None where nothing was counted. Example: (3, 4) -> 0.75"""
+    return {name: float(total) / float(count) if float(count) else None for name, (total, count) in pairs.items()}
+
+
+def group_classes(rewards: Tensor, correct: Tensor, executed: Tensor) -> list[str]:
+    """The class of each group, from (Q, G) total rewards, and (Q, G) bools: rows match, the query ran."""
+    names = []
+    for reward, right, ran in zip(rewards, correct.bool(), executed.bool(), strict=True):
+        if (reward != reward[0]).any():  # exact, as in advantage.centered: a std of 1e-8 is still flat
+            names.append("mixed")
+        else:
+            names.append("all_correct" if right.all() else "all_wrong" if ran.any() else "all_failed")
+    return names
+
+
+def rollout_metrics(
+    rewards: Tensor,
+    parts: dict[str, Tensor],
+    correct: Tensor,
+    statuses: list[list[str]],
+    lengths: Tensor,
+    truncated: Tensor,
+) -> dict[str, float | None]:
+    """Metrics of one step's rollouts: rewards, parts, correct, lengths and truncated are (Q, G), statuses Q x G.
+
+    reward_std is the mean of the groups' unbiased stds. Terminated lengths leave truncated completions out.
+    Example: rewards [[1, 0], [0, 0]] -> reward .25, reward_std .3536, frac_reward_zero_std .5, groups/mixed_ratio .5
+    """
+    executed = torch.tensor([[status == "ok" for status in group] for group in statuses])
+    classes = Counter(group_classes(rewards, correct, executed))
+    counts = Counter(status for group in statuses for status in group)
+    stds = (centered(rewards).square().sum(dim=1) / max(rewards.shape[1] - 1, 1)).sqrt()
+    metrics = {"reward": rewards.mean(), "reward_std": stds.mean()}
+    metrics |= {f"rewards/{name}/mean": values.float().mean() for name, values in parts.items()}
+    metrics["frac_reward_zero_std"] = 1 - classes["mixed"] / len(rewards)
+    metrics |= {f"groups/{name}_ratio": classes[name] / len(rewards) for name in CLASSES}
+    metrics |= {f"sql/{status}_ratio": counts[status] / rewards.numel() for status in STATUSES}
+    for name, values in {"": lengths.flatten(), "terminated_": lengths[~truncated]}.items():
+        for kind in ("mean", "min", "max") if len(values) else ():
+            metrics[f"completions/{kind}_{name}length"] = getattr(values.float(), kind)()
+    metrics["completions/clipped_ratio"] = truncated.float().mean()
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    """Add one JSON object as a line, on disk when this returns. NaN and infinity become null, with a warning.
+
+    They are not JSON, and a silent null would hide what a reader must see: the warning names the keys and the step.
+    """
+    broken: list[str] = []
+    line = json.dumps(_finite(record, "", broken), ensure_ascii=False, allow_nan=False)
+    with path.open("a", encoding="utf-8", newline="\n") as file:
+        file.write(line + "\n")
+    if broken:
+        warnings.warn(f"{path.name}, step {record.get('step')}: not finite: {', '.join(broken)}", stacklevel=2)
+
+
+def _finite(value: Any, where: str, broken: list[str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item, f"{where}.{key}".lstrip("."), broken) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item, where, broken) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        broken.append(where)
+        return None
+    return value
+
+
+def truncate_log(path: Path, step: int) -> None:
+    """Cut a log back to a checkpoint: drop the lines of later steps, and a last line that a killed run left torn."""
+    if not path.is_file():
+        return
+    *lines, torn = path.read_text(encoding="utf-8").split("\n")  # not splitlines: U+2028 may stand in a string
+    kept = [line for line in lines if json.loads(line)["step"] <= step]
+    if torn or len(kept) < len(lines):
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8", newline="\n")
+        os.replace(temporary, path)
+
+
+def format_line(record: dict[str, Any], total_steps: int) -> str:
+    """A step's line on the console. Example: step 3/40  reward 0.512  flat 0.31  length 24.1  grad 0.81  seconds 1.4"""
+    shown = {
+        "reward": "reward {:.3f}",
+        "frac_reward_zero_std": "flat {:.2f}",
+        "completions/mean_length": "length {:.1f}",
+        "completions/clipped_ratio": "cut {:.2f}",
+        "kl": "kl {:.4f}",
+        "entropy": "entropy {:.3f}",
+        "clip_ratio/region_mean": "clip {:.3f}",
+        "grad_norm": "grad {:.2f}",
+        "step_time": "seconds {:.1f}",
+    }
+    fields = [text.format(record[name]) for name, text in shown.items() if record.get(name) is not None]
+    return "  ".join([f"step {record['step']}/{total_steps}", *fields])

@@ -1,0 +1,163 @@
+"""One GRPO step's update: score the rollouts, push up what beat its group, step the optimizer.
+
+All groups of a step make one optimizer step per iteration. They are scored and differentiated in micro-batches of
+whole groups, each divided by the whole step's count of tokens (or rows), so that splitting changes no number.
+
+With `num_iterations` = mu > 1 the same rollouts are used mu times. The log-probabilities of the first pass, before any
+update, are the frozen old ones; in that pass the ratio is one, no clip acts, and the gradient is REINFORCE's.
+
+A group whose advantages are all zero has no gradient (unless beta > 0), so it is not scored at all; its tokens still
+count in the average, as in TRL. The metrics of the loss therefore speak of the groups that were scored.
+"""
+
+import math
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from grpo.batch import TreeBatch, build_tree, score
+from grpo.config import GrpoConfig
+from grpo.loss import Pair, loss_normalizer, policy_loss
+from grpo.rollout import Rollouts
+from model.lora import adapter_disabled
+from model.qwen2 import Qwen2
+
+
+@dataclass
+class MicroBatch:
+    """Some groups of the step, ready for the model; what is frozen in the first iteration is kept here."""
+
+    tree: TreeBatch
+    mask: Tensor  # (B, S) tokens that count: the tree's, less truncated completions where they are left out
+    advantages: Tensor  # (B,)
+    sampling_logprobs: Tensor  # (B, S) as the sampler computed them
+    old_logprobs: Tensor | None = None  # (B, S) of the policy before this step's first update
+    ref_logprobs: Tensor | None = None  # (B, S) of the reference policy
+
+
+def update_policy(
+    model: Qwen2,
+    optimizer: torch.optim.Optimizer,
+    rollouts: Rollouts,
+    advantages: Tensor,
+    config: GrpoConfig,
+    *,
+    vocab_size: int | None = None,
+    reference: Qwen2 | None = None,
+) -> dict[str, Pair]:
+    """One step of GRPO on Q x G rollouts: `num_iterations` optimizer steps, in place.
+
+    Args:
+        advantages: (Q, G). vocab_size: as in sampling.
+        reference: the frozen policy of the KL term; the model itself means the model without its adapter.
+
+    Returns:
+        {TRL metric name: (sum, count)}; means over all tokens and iterations.
+    """
+    batches = [
+        make_micro_batch(rollouts, groups, advantages, config, model.model.embed_tokens.weight.device)
+        for groups in micro_batches(advantages, config)
+    ]
+    counted = ~rollouts.truncated if config.mask_truncated_completions else torch.ones_like(rollouts.truncated)
+    tokens = int((rollouts.lengths * counted).sum())
+    normalizer = loss_normalizer(config.loss_type, advantages.numel(), tokens)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    totals: dict[str, Pair] = {}
+    for _ in range(config.num_iterations):
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)  # not None: Adam steps on, whether or not there is a signal
+        for batch in batches:
+            loss, stats = micro_batch_loss(model, batch, config, normalizer, vocab_size, reference)
+            (loss / len(batches) if config.loss_type == "bnpo" else loss).backward()
+            add_pairs(totals, stats)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+        add_pairs(totals, {"grad_norm": (norm, torch.tensor(1.0))})
+        optimizer.step()
+    return totals
+
+
+def micro_batches(advantages: Tensor, config: GrpoConfig) -> list[list[int]]:
+    """The groups that have something to say, cut into micro-batches.
+
+    Example: advantages [[0, 0], [1, -1], [2, -2]], micro_batch_size 1 -> [[1], [2]]; with beta > 0 [[0], [1], [2]]
+    """
+    groups = [q for q in range(len(advantages)) if config.beta or advantages[q].any()]
+    return [groups[i : i + config.micro_batch_size] for i in range(0, len(groups), config.micro_batch_size)]
+
+
+def make_micro_batch(
+    rollouts: Rollouts, groups: list[int], advantages: Tensor, config: GrpoConfig, device: torch.device
+) -> MicroBatch:
+    """The tensors of the given groups. Truncated completions leave the loss here, after the advantages."""
+    part = rollouts.select(groups)
+    tree = build_tree(part.prompt_ids, part.completion_ids, device)
+    mask = tree.mask
+    if config.mask_truncated_completions:
+        mask = mask & ~part.truncated.flatten().to(device)[:, None]
+    rows = [row for group in part.logprobs for row in group]
+    width = tree.mask.shape[1]
+    sampling = torch.tensor([row + [0.0] * (width - len(row)) for row in rows], device=device)
+    return MicroBatch(tree, mask, advantages[groups].flatten().to(device), sampling)
+
+
+def micro_batch_loss(
+    model: Qwen2, batch: MicroBatch, config: GrpoConfig, normalizer: int, vocab_size: int | None, reference
+) -> tuple[Tensor, dict[str, Pair]]:
+    """Score a micro-batch and compute its share of the step's loss; freezes old and reference log-probabilities."""
+    scoring = {"temperature": config.temperature, "vocab_size": vocab_size}
+    if config.beta and batch.ref_logprobs is None:
+        base = adapter_disabled(model) if reference is model else nullcontext()
+        with torch.no_grad(), base:
+            batch.ref_logprobs = score(reference, batch.tree, **scoring)
+    logprobs = score(model, batch.tree, **scoring)
+    if batch.old_logprobs is None:
+        batch.old_logprobs = logprobs.detach()
+    loss_settings = {
+        name: getattr(config, name)
+        for name in (
+            "epsilon epsilon_high delta beta loss_type importance_sampling_level kl_estimator use_bias_correction_kl "
+            "importance_sampling_cap max_completion_length"
+        ).split()
+    }
+    return policy_loss(
+        logprobs,
+        batch.old_logprobs,
+        batch.advantages,
+        batch.mask,
+        ref_logprobs=batch.ref_logprobs,
+        sampling_logprobs=batch.sampling_logprobs,
+        normalizer=normalizer,
+        **loss_settings,
+    )
+
+
+def add_pairs(totals: dict[str, Pair], pairs: dict[str, Pair]) -> None:
+    """Add (sum, count) pairs, in place: the mean of a step is one sum over one count, never a mean of means."""
+    for name, (total, count) in pairs.items():
+        before = totals.get(name, (0.0, 0.0))
+        totals[name] = (before[0] + float(total), before[1] + float(count))
+
+
+def make_optimizer(parameters: Iterable[nn.Parameter], config) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters with a section's learning rate, betas and weight decay."""
+    betas = (config.adam_beta1, config.adam_beta2)
+    trained = [p for p in parameters if p.requires_grad]
+    return torch.optim.AdamW(trained, lr=config.learning_rate, betas=betas, weight_decay=config.weight_decay)
+
+
+def learning_rate(config, step: int, max_steps: int) -> float:
+    """The rate of step `step` (0-based) of `max_steps`: a linear warm-up, then the named schedule.
+
+    Example: linear, learning_rate 1.0, warmup_steps 2, max_steps 6 -> 0.5, 1.0, 1.0, 0.75, 0.5, 0.25
+    """
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    progress = (step - config.warmup_steps) / max(1, max_steps - config.warmup_steps)
+    if config.lr_scheduler_type == "linear":
+        return config.learning_rate * (1 - progress)
+    if config.lr_scheduler_type == "cosine":
+        return config.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
+    return config.learning_rate

@@ -1,0 +1,123 @@
+"""Attention over the tree of a group: who sees whom, stated once.
+
+    A token sees the prompt that its row branches from, and its own row up to itself. Nothing else.
+
+                     +-- row 1
+    [ prompt ] ------+-- row 2        rows of one prompt never see each other
+                     +-- row G
+
+Every pass of the model is one case of this rule. Prefill, and a plain forward, are rows without a prompt. Scoring
+and training are rows that come whole. Decoding is rows that come one token at a time, their past in a cache.
+The prompt's keys and values exist once per group; they are expanded (training) or, better, the rows that share them
+are folded into the query axis of one matrix product (decoding), so that they are read once and not G times.
+
+Softmax(q k^T / sqrt(E)) v is arXiv:1706.03762 eq. 1; H query heads share K key/value heads as in arXiv:2305.13245.
+Shapes: Q prompts, G rows per prompt, B = Q * G rows, T query tokens, S own keys (S >= T: the last T are the queries'
+own), P prompt tokens, H query heads, K key/value heads, E head dim.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+
+from model.cache import PromptCache, RowCache
+
+
+@dataclass(frozen=True)
+class View:
+    """What the rows of one pass may see: their mask, the prompts they branch from, their own past in a cache.
+
+    mask: from `visible_keys`, over [prompt keys, own keys].
+    prompt: the prompts' cache; row_prompt: (B,) which prompt each row branches from (whole rows only).
+    past: the rows' earlier tokens; the pass then brings one token a row, rows question-major.
+    """
+
+    mask: Tensor | None = None
+    prompt: PromptCache | None = None
+    row_prompt: Tensor | None = None
+    past: RowCache | None = None
+
+
+def visible_keys(
+    num_queries: int, *, padding_mask: Tensor | None = None, prompt: PromptCache | None = None, row_prompt=None
+) -> Tensor | None:
+    """The rule for whole rows as a mask over [prompt keys, own keys]; None is plain causality without a prompt.
+
+    Args:
+        num_queries: T, the length of the rows.
+        padding_mask: (B, T) with 1 at real tokens; padding may be on either side. For rows without a prompt.
+        prompt, row_prompt: the prompts (right-padded to a width P) and (B,) which of them each row sees.
+
+    Returns:
+        Booleans (B, 1, T, P + T), True where the query may look; with a single prompt, which has no padding, the
+        lower-right causal bias that flash kernels know.
+
+    Example:
+        T=2, prompts of length 1 and 2, the row sees the first -> [[1, 0, 1, 0], [1, 0, 1, 1]]
+    """
+    if padding_mask is None and prompt is None:
+        return None
+    if prompt is not None and len(prompt.lengths) == 1:
+        return causal_lower_right(num_queries, prompt.width + num_queries)
+    device = (prompt.lengths if padding_mask is None else padding_mask).device
+    own = torch.ones(num_queries, num_queries, dtype=torch.bool, device=device).tril()  # (T, T)
+    if padding_mask is not None:
+        # A padding query would have nothing to look at and give NaN: it may look at itself; nobody reads it.
+        itself = torch.eye(num_queries, dtype=torch.bool, device=device)
+        return own & padding_mask.bool()[:, None, None, :] | itself
+    of_prompt = torch.arange(prompt.width, device=device) < prompt.lengths[row_prompt, None]  # (B, P)
+    of_prompt = of_prompt[:, None, None, :].expand(-1, -1, num_queries, -1)
+    return torch.cat([of_prompt, own.expand(len(row_prompt), 1, -1, -1)], dim=-1)
+
+
+def attend_rows(q: Tensor, k: Tensor, v: Tensor, view: View, layer: int) -> Tensor:
+    """Attention of whole rows over [their prompt, themselves]: prefill, scoring, training.
+
+    Args:
+        q: (B, H, T, E); k, v: (B, K, T, E).
+
+    Returns:
+        (B, H, T, E)
+    """
+    if view.prompt is not None:
+        prompt_k, prompt_v = (shared[view.row_prompt] for shared in view.prompt.layers[layer])  # (B, K, P, E)
+        k, v = torch.cat([prompt_k, k], dim=2), torch.cat([prompt_v, v], dim=2)
+    causal = view.mask is None
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=view.mask, is_causal=causal, enable_gqa=True)
+
+
+def attend_step(q: Tensor, k: Tensor, v: Tensor, view: View, layer: int) -> Tensor:
+    """Attention of one new token a row over [its prompt, its own past]: decoding.
+
+    Siblings share a prompt, and H/K query heads share a key head: both fold into the query axis, so that each prompt
+    key is read once per group and not G times. The two blocks of scores meet in one softmax.
+
+    Args:
+        q: (B, H, 1, E); k, v: (B, K, S, E), the row's own tokens so far, the newest last. B = Q * G, question-major.
+
+    Returns:
+        (B, H, 1, E)
+    """
+    prompt_k, prompt_v = view.prompt.layers[layer]  # (Q, K, P, E)
+    rows, heads, _, dim = q.shape
+    prompts, kv_heads, width, _ = prompt_k.shape
+    group, share = rows // prompts, heads // kv_heads
+
+    def fold(x: Tensor) -> Tensor:  # (B, K, H/K, n) -> (Q, K, G * H/K, n)
+        x = x.view(prompts, group, kv_heads, share, -1).transpose(1, 2)
+        return x.reshape(prompts, kv_heads, group * share, -1)
+
+    def unfold(x: Tensor) -> Tensor:  # and back
+        x = x.view(prompts, kv_heads, group, share, -1).transpose(1, 2)
+        return x.reshape(rows, kv_heads, share, -1)
+
+    q = q.view(rows, kv_heads, share, dim) * dim**-0.5
+    padding = torch.arange(width, device=q.device) >= view.prompt.lengths[:, None, None, None]  # (Q, 1, 1, P)
+    on_prompt = (fold(q) @ prompt_k.transpose(-1, -2)).masked_fill(padding, float("-inf"))
+    scores = torch.cat([unfold(on_prompt), q @ k.transpose(-1, -2)], dim=-1)  # (B, K, H/K, P + S)
+    weights = scores.float().softmax(dim=-1).to(v.dtype)
+    out = unfold(fold(weights[..., :width]) @ prompt_v) + weights[..., width:] @ v
+    return out.reshape(rows, heads, 1, dim)

@@ -1,0 +1,121 @@
+"""LoRA (arXiv:2106.09685 eq. 3): y = W x + b + scaling * B A x, with W frozen and scaling = alpha / r.
+
+    x --+--> W (frozen, any dtype) -----------+--> y
+        +--> A (R, in) --> B (out, R) --> * s-+        B starts at zero: the adapter starts as no change at all
+
+A linear layer is replaced by a subclass that keeps the names `weight` and `bias` and adds `lora_A` and `lora_B`, so
+every other tensor keeps its Hugging Face name. A and B are float32 whatever the base dtype: at a learning rate of 1e-6
+a bfloat16 parameter near 0.01 does not move at all. There is no dropout: the policy that is scored must be the policy
+that was sampled.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+LINEAR_NAMES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # "all-linear" in PEFT
+
+
+class LoRALinear(nn.Linear):
+    """A frozen linear layer with a trainable low-rank difference."""
+
+    def __init__(self, base: nn.Linear, r: int, scaling: float, generator: torch.Generator | None = None):
+        with torch.device("meta"):
+            super().__init__(base.in_features, base.out_features, bias=base.bias is not None)
+        self.weight, self.bias = base.weight, base.bias
+        self.requires_grad_(False)
+        # Uniform in +-1/sqrt(in), which is what kaiming_uniform_(a=sqrt(5)), PEFT's choice, comes to.
+        bound = 1 / math.sqrt(self.in_features)
+        lora_A = (torch.rand(r, self.in_features, generator=generator) * 2 - 1) * bound
+        self.lora_A = nn.Parameter(lora_A.to(base.weight.device))
+        self.lora_B = nn.Parameter(torch.zeros(self.out_features, r, device=base.weight.device))
+        self.scaling, self.enabled = scaling, True
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out) in x's dtype."""
+        y = super().forward(x)
+        if not self.enabled:
+            return y
+        difference = F.linear(F.linear(x.to(self.lora_A.dtype), self.lora_A), self.lora_B) * self.scaling
+        return y + difference.to(y.dtype)
+
+    def merged_weight(self) -> Tensor:
+        """W + scaling * B A in W's dtype, (out, in)."""
+        return (self.weight.float() + self.scaling * self.lora_B @ self.lora_A).to(self.weight.dtype)
+
+
+def add_lora(
+    model: nn.Module,
+    r: int,
+    alpha: float,
+    target_modules: tuple[str, ...] | list[str] = LINEAR_NAMES,
+    rslora: bool = False,
+    generator: torch.Generator | None = None,
+) -> None:
+    """Freeze the model and give each named linear layer of the decoder an adapter, in place.
+
+    Args:
+        r, alpha: rank and numerator of the scaling alpha / r (alpha / sqrt(r) with `rslora`, arXiv:2312.03732).
+        target_modules: last parts of module names, for example ("q_proj", "v_proj").
+        generator: for A; B is zero.
+
+    Raises:
+        ValueError: if a target names no linear layer, or the model already has an adapter.
+
+    Example:
+        r = 8, alpha = 16 -> scaling 2; a (64, 32) layer gains 8 * 32 + 64 * 8 = 768 parameters
+    """
+    if any(True for _ in lora_modules(model)):
+        raise ValueError("the model already has a LoRA adapter; merge it (merge_lora) before adding another")
+    found = {name.rsplit(".", 1)[-1] for name, m in model.model.layers.named_modules() if isinstance(m, nn.Linear)}
+    unknown = sorted(set(target_modules) - found)
+    if unknown or not target_modules:
+        raise ValueError(
+            f"lora_target_modules = {list(target_modules)}: no linear layer named {unknown}; expected some of "
+            f"{sorted(found)}"
+        )
+    model.requires_grad_(False)
+    scaling = alpha / math.sqrt(r) if rslora else alpha / r
+    for module in list(model.model.layers.modules()):
+        for name, child in list(module.named_children()):
+            if name in target_modules and isinstance(child, nn.Linear):
+                setattr(module, name, LoRALinear(child, r, scaling, generator))
+
+
+def lora_modules(model: nn.Module) -> Iterator[tuple[str, LoRALinear]]:
+    """The adapted layers by module name."""
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, LoRALinear))
+
+
+def lora_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The adapter's parameters by full name, lora_A and lora_B of every adapted layer."""
+    return {name: p for name, p in model.named_parameters() if name.endswith(("lora_A", "lora_B"))}
+
+
+@contextmanager
+def adapter_disabled(model: nn.Module) -> Iterator[None]:
+    """The base model inside the `with`: the reference policy of a run whose adapter started at zero."""
+    layers = [module for _, module in lora_modules(model)]
+    for layer in layers:
+        layer.enabled = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enabled = True
+
+
+@torch.no_grad()
+def merge_lora(model: nn.Module) -> None:
+    """Fold every adapter into its base weight and turn the layers into plain ones, in place."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, LoRALinear):
+                with torch.device("meta"):
+                    plain = nn.Linear(child.in_features, child.out_features, bias=child.bias is not None)
+                plain.weight, plain.bias = nn.Parameter(child.merged_weight()), child.bias
+                setattr(module, name, plain)

@@ -1,0 +1,170 @@
+"""Sample groups of completions: prefill each prompt once, then add one token to every row until all have ended.
+
+A row is prompt + completion. Its first query is the prompt's last token, so the prefill covers the prompt without it,
+and the same alignment serves training (grpo/batch.py): the input at step t predicts completion token t.
+
+The end-of-sequence token is part of the completion and has a log-probability like any other. The log-probabilities
+are those of the distribution that was sampled from: log_softmax(logits / temperature), in float32, over the ids that
+the tokenizer knows (published checkpoints have more embedding rows than tokens; a phantom id must never appear).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model.cache import PromptCache, RowCache
+from model.qwen2 import Qwen2
+
+CHECK_EVERY = 8  # steps between looks at which groups are finished: on a GPU each look waits for the device
+
+
+@dataclass(frozen=True)
+class Samples:
+    """G completions for each of Q prompts. `finished` is False where the length limit cut the completion."""
+
+    ids: list[list[list[int]]]  # Q x G lists of token ids, the end token included
+    logprobs: list[list[list[float]]]  # the same shape, nats
+    finished: list[list[bool]]
+    entropy: list[list[float]]  # Q x G, mean over a completion's tokens of the sampled distribution's entropy, nats
+
+
+def pad(rows: list[list[int]], device: torch.device, value: int = 0) -> tuple[Tensor, Tensor]:
+    """Right-pad lists of ids to (B, T), with (B,) lengths. Masks come from the lengths, never from the ids.
+
+    Example: [[5, 6], [7]] -> [[5, 6], [7, 0]], [2, 1]
+    """
+    lengths = torch.tensor([len(row) for row in rows])
+    width = int(lengths.max())
+    ids = torch.tensor([row + [value] * (width - len(row)) for row in rows], dtype=torch.long)
+    return ids.to(device), lengths.to(device)
+
+
+@torch.no_grad()
+def generate(
+    model: Qwen2,
+    prompts: list[list[int]],
+    num_generations: int,
+    *,
+    max_completion_length: int,
+    eos_ids: set[int] | list[int],
+    vocab_size: int | None = None,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    generator: torch.Generator | None = None,
+) -> Samples:
+    """Sample `num_generations` completions of each prompt (temperature 0: greedy).
+
+    Args:
+        prompts: Q lists of token ids, none empty.
+        eos_ids: every id that ends a completion.
+        vocab_size: ids from here on are never sampled.
+        top_k, top_p: cut the tail of the distribution; for evaluation (0 and 1.0 switch them off).
+        generator: a CPU generator; the only source of randomness, so a seed fixes the samples.
+
+    Raises:
+        ValueError: if a prompt is empty.
+    """
+    if not all(prompts):
+        raise ValueError("cannot sample from an empty prompt: a row needs at least one token to start from")
+    device = model.model.embed_tokens.weight.device
+    rows = len(prompts) * num_generations
+    prompt = prefill(model, prompts, device)
+    token = torch.tensor([ids[-1] for ids in prompts], device=device).repeat_interleave(num_generations)
+    position = prompt.lengths.repeat_interleave(num_generations)
+    past = new_row_cache(model, rows, max_completion_length, prompt)
+    ends = torch.tensor(sorted(eos_ids), device=device)
+
+    sampled = torch.zeros(rows, max_completion_length, dtype=torch.long, device=device)
+    logprobs = torch.zeros(rows, max_completion_length, device=device)
+    entropies = torch.zeros(rows, max_completion_length, device=device)
+    lengths = torch.full((rows,), max_completion_length, device=device)
+    done = torch.zeros(rows, dtype=torch.bool, device=device)
+    alive = torch.arange(rows, device=device)  # the rows that are still computed, question-major
+    for t in range(max_completion_length):
+        logits = model.logits(model.step(token[:, None], position[:, None], prompt, past))[:, 0, :vocab_size]
+        # One uniform number for every row, dropped or not: what a row draws does not depend on its neighbours' ends.
+        uniform = torch.rand(rows, generator=generator, dtype=torch.float64).to(device)[alive]
+        distribution = sampled_distribution(logits.float(), temperature, top_k, top_p)
+        token = logits.argmax(dim=-1) if temperature == 0 else draw(distribution, uniform)
+        sampled[alive, t] = token
+        logprobs[alive, t] = distribution.gather(1, token[:, None])[:, 0]
+        entropies[alive, t] = torch.special.entr(distribution.exp()).sum(dim=-1)
+        ended = torch.isin(token, ends) & ~done[alive]
+        lengths[alive[ended]] = t + 1
+        done[alive[ended]] = True
+        position = position + 1
+        if (t + 1) % CHECK_EVERY == 0:
+            open_groups = ~done[alive].view(-1, num_generations).all(dim=1)  # a group leaves as a whole
+            if not open_groups.any():
+                break
+            if not open_groups.all():
+                keep = open_groups.repeat_interleave(num_generations).nonzero()[:, 0]
+                alive, token, position = alive[keep], token[keep], position[keep]
+                prompt = prompt.keep(open_groups.nonzero()[:, 0])
+                past.keep(keep)
+    return _as_samples(sampled, logprobs, entropies, lengths, done, num_generations)
+
+
+def sampled_distribution(logits: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+    """Log-probabilities (B, V) of what is sampled from: log_softmax(logits / temperature), its tail cut if asked.
+
+    Temperature 0 is greedy decoding: the untempered distribution is returned, for its log-probabilities.
+
+    Example: logits (log 4, log 1), temperature 2 -> probabilities (2/3, 1/3), since sqrt(4) : sqrt(1) is 2 : 1
+    """
+    if temperature == 0:
+        return logits.log_softmax(dim=-1)
+    logits = logits / temperature
+    if top_k:
+        logits = logits.masked_fill(logits < logits.topk(min(top_k, logits.shape[1])).values[:, -1:], float("-inf"))
+    if top_p < 1:
+        ordered, order = logits.sort(dim=-1, descending=True)
+        probabilities = ordered.softmax(dim=-1)
+        beyond = probabilities.cumsum(dim=-1) - probabilities >= top_p  # the token that crosses top_p stays
+        logits = logits.masked_fill(torch.zeros_like(beyond).scatter(1, order, beyond), float("-inf"))
+    return logits.log_softmax(dim=-1)
+
+
+def draw(logprobs: Tensor, uniform: Tensor) -> Tensor:
+    """One id a row, by inverting the cumulative distribution at `uniform`.
+
+    Args:
+        logprobs: (B, V); uniform: (B,) in [0, 1), float64: in float32 the tail of a large vocabulary rounds off.
+
+    Returns:
+        ids (B,)
+
+    Example:
+        probabilities (0.5, 0.3, 0.2), uniform 0.6 -> 1
+    """
+    cumulative = logprobs.double().exp().cumsum(dim=-1)
+    # right=True: the first id whose cumulative probability exceeds the target, never one of probability zero.
+    token = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
+    return token.clamp(max=logprobs.shape[1] - 1)[:, 0]
+
+
+def prefill(model: Qwen2, prompts: list[list[int]], device: torch.device) -> PromptCache:
+    """The cache of every prompt without its last token, which is the first input of its rows."""
+    ids, lengths = pad([ids[:-1] for ids in prompts], device)
+    return model.prefill(ids, lengths)
+
+
+def new_row_cache(model: Qwen2, rows: int, capacity: int, prompt: PromptCache) -> RowCache:
+    """An empty cache for rows of up to `capacity` tokens, in the prompts' dtype and on their device."""
+    keys = prompt.layers[0][0]
+    shape = (rows, keys.shape[1], capacity, keys.shape[3])
+    return RowCache(len(prompt.layers), shape, keys.dtype, keys.device)
+
+
+def _as_samples(sampled, logprobs, entropies, lengths, done, num_generations: int) -> Samples:
+    ends = lengths.tolist()
+    ids = [row[:end] for row, end in zip(sampled.tolist(), ends, strict=True)]
+    logps = [row[:end] for row, end in zip(logprobs.tolist(), ends, strict=True)]
+    entropy = [sum(row[:end]) / end for row, end in zip(entropies.tolist(), ends, strict=True)]
+
+    def by_group(flat: list) -> list[list]:
+        return [flat[i : i + num_generations] for i in range(0, len(flat), num_generations)]
+
+    return Samples(by_group(ids), by_group(logps), by_group(done.tolist()), by_group(entropy))

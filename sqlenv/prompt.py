@@ -1,0 +1,56 @@
+"""The prompt of a question: chat messages made from the database and the question, never from the gold.
+
+    [system: the config's text, if any]
+    user:  <schema>
+           evidence: <hint>          (only if the example has one)
+           question: <question>
+
+The schema comes first, so that the questions of one database share a long token prefix. There is no instruction in it:
+what a real model must be told (the dialect, "answer in one ```sql block") is the config's system text.
+
+Control tokens: a question or a database may contain text like <|im_end|>, which the tokenizer would encode as the
+control token itself. Every `<|` of the user message becomes `< |`: as readable, and no control token any more. A name
+or value that really contains `<|` can then not be copied; no database of Spider has one in its schema.
+"""
+
+from functools import lru_cache
+from pathlib import Path
+
+from sqlenv.datasets import Example
+from sqlenv.schema import read_schema, render_schema
+
+
+def build_messages(
+    example: Example, *, style: str = "compact", system: str = "", sample_values: int = 0
+) -> list[dict[str, str]]:
+    """Chat messages [{"role", "content"}] that ask for the example's SQL; its gold and target are not looked at.
+
+    Args:
+        style: "compact" or "ddl"; sample_values: values shown of each column (see render_schema).
+        system: text of the system message; none if empty.
+    Example: question "list every x", a database with `CREATE TABLE a (x INTEGER PRIMARY KEY)` ->
+        [{"role": "user", "content": "table a ( x integer key )\\nquestion: list every x"}]
+    """
+    path = example.database
+    schema = _schema_text(path, path.stat().st_mtime_ns if path.is_file() else 0, style, sample_values)
+    evidence = f"evidence: {example.evidence.strip()}\n" if example.evidence.strip() else ""
+    content = neutralise(f"{schema}\n{evidence}question: {example.question.strip()}")
+    return [{"role": "system", "content": system}] * bool(system) + [{"role": "user", "content": content}]
+
+
+def target_completion(example: Example) -> str:
+    """What SFT teaches as the answer: the target, or the gold if there is none, in one ```sql block.
+
+    Example: gold "select 1", no target -> "```sql\\nselect 1\\n```"
+    """
+    return f"```sql\n{example.target or example.gold}\n```"
+
+
+def neutralise(text: str) -> str:
+    """Text in which no ChatML control token can be recognised. `<|im_end|>` -> `< |im_end|>`."""
+    return text.replace("<|", "< |")
+
+
+@lru_cache(maxsize=256)  # questions come grouped by database; the time stamp notices a rebuilt file
+def _schema_text(database: Path, mtime_ns: int, style: str, sample_values: int) -> str:
+    return render_schema(read_schema(database), style, sample_values)

@@ -1,0 +1,28 @@
+"""Shared fixtures: one thread, fixed seeds, optional local data."""
+
+import os
+
+# Two spinning OpenMP threads on two busy cores are several times slower than one (read before torch starts).
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+from pathlib import Path
+
+import pytest
+import torch
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"  # optional local data: Spider, oracles, checkpoints
+
+
+@pytest.fixture(autouse=True)
+def _deterministic():
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of optional local data; a test that needs it is skipped where it is absent."""
+    if not SHARED.is_dir():
+        pytest.skip(f"optional local data not found at {SHARED}")
+    return SHARED
