@@ -14,6 +14,8 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
+import argparse
+import json
 import sqlite3
 import sys
 import time
@@ -21,15 +23,18 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from sqlenv.metrics import bootstrap_interval, mcnemar_exact, pass_at_k, wilson_interval
 from tqdm import tqdm
 
 from grpo.checkpoint import derived_generator
-from grpo.config import Config, DataConfig, SftConfig
+from grpo.config import Config, DataConfig, SftConfig, load_config
+from grpo.policy import load_policy
 from grpo.rollout import rollout
+from model.config import write_text
 from model.qwen2 import Qwen2
-from model.tokenizer import Tokenizer
+from model.tokenizer import Tokenizer, load_tokenizer
+from sqlenv import score
 from sqlenv.datasets import Example, load_examples
+from sqlenv.metrics import bootstrap_interval, mcnemar_exact, pass_at_k, wilson_interval
 from sqlenv.prompt import build_messages
 from sqlenv.reward import Verdict, score_completion
 from sqlenv.voting import majority_vote
@@ -175,20 +180,18 @@ def headline(result: dict) -> dict:
     }
 
 
-def verdict_in_words(before: dict, after: dict, flat: float) -> str:
+def verdict_in_words(before: dict, after: dict, flat: float | None = None) -> str:
     """What training did to greedy accuracy, by an exact paired test on the same questions; never a claim inside noise.
 
-    flat: share of groups that carried no gradient.
+    flat: share of the groups that carried no gradient, where there were groups.
     """
-    gained = sum(b < a for b, a in zip(before["correct"], after["correct"], strict=True))
-    lost = sum(b > a for b, a in zip(before["correct"], after["correct"], strict=True))
-    points = 100 * (gained - lost) / before["n"]
-    p = mcnemar_exact(gained, lost)
-    change = f"{points:+.1f} points of execution accuracy (gained {gained}, lost {lost} of {before['n']}, exact McNemar p = {p:.2g})"
-    if p < 0.05 and points > 0:
-        return f"taught: {change}; {flat:.0%} of the groups carried no gradient"
-    why = f"{flat:.0%} of the groups were flat (every completion of the group earned the same) and carried no gradient"
-    return f"taught nothing that this test set can show: {change}; {why}"
+    pairs = list(zip(before["correct"], after["correct"], strict=True))
+    gained, lost = sum(b < a for b, a in pairs), sum(b > a for b, a in pairs)
+    p, points = mcnemar_exact(gained, lost), 100 * (gained - lost) / len(pairs)
+    verdict = "taught nothing that this test set can show" if p >= 0.05 else "taught" if points > 0 else "did harm"
+    paired = f"gained {gained}, lost {lost} of {len(pairs)} questions, exact McNemar p = {p:.2g}"
+    why = f"; {flat:.0%} of the groups were flat (equal rewards) and carried no gradient" if flat is not None else ""
+    return f"{verdict}: {points:+.1f} points of execution accuracy ({paired}){why}"
 
 
 def describe(result: dict) -> str:
@@ -204,3 +207,45 @@ def describe(result: dict) -> str:
     lines.insert(2, f"  {'  over databases':<20}        [{low:.3f}, {high:.3f}] (bootstrap)")
     cost = f"{result['num_tokens']:,} tokens decoded, {result['sql_executions']:,} SQL executions"
     return "\n".join([*lines, f"  cost: {cost}, {result['seconds']} s"])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; a mistake in what the user gave is one line on stderr and exit code 2."""
+    parser = argparse.ArgumentParser(description="execution accuracy of a checkpoint, or of a file of predictions")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="a run's checkpoints/last or checkpoints/<step>, or a model folder"
+    )
+    parser.add_argument("--config", help="what to evaluate on; default: the config of the checkpoint's run")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override one value")
+    parser.add_argument("--split", choices=("train", "val", "test"), default="test")
+    parser.add_argument("--predictions", help='JSON lines {"db_id", "gold", "pred"}; pred may be a list: votes')
+    parser.add_argument("--databases", help="with --predictions: folder of <db_id>/<db_id>.sqlite")
+    parser.add_argument(
+        "--out", type=Path, help="where to write the result (checkpoint: JSON, predictions: JSON lines)"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        if options.predictions and options.databases and options.out:
+            score.main([options.predictions, "--databases", options.databases, "--out", str(options.out)])
+            return 0
+        if not options.checkpoint:
+            raise ValueError("expected --checkpoint PATH, or --predictions FILE --databases DIR --out FILE")
+        folder = options.checkpoint
+        if folder.is_file():  # checkpoints/last names the newest
+            folder = folder.parent / folder.read_text(encoding="utf-8").strip()
+        config = load_config(options.config or folder.parent.parent / "config.toml", options.set)
+        model, tokenizer = load_policy(config.model, folder), load_tokenizer(folder)
+        examples = load_split(config, options.split)
+        k = config.eval.num_generations
+        result = evaluate_policy(model, tokenizer, examples, config, num_generations=k, name=options.split)
+        print(f"{folder} on {options.split}: {describe(result)}")
+        if options.out:
+            write_text(options.out, json.dumps(result) + "\n")
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -38,9 +38,9 @@ from evaluate import (
 )
 from grpo.advantage import AdvantageInfo, check_advantage, compute_advantages, load_function
 from grpo.checkpoint import derived_generator, last_checkpoint, load_training_state, save_checkpoint
-from grpo.config import Config, SftConfig, load_config, to_toml
+from grpo.config import Config, load_config, to_toml
 from grpo.policy import load_policy, make_policy, train_stages
-from grpo.rollout import Rollouts, rollout
+from grpo.rollout import Rollouts, question_order, rollout
 from grpo.sft import Pair
 from grpo.telemetry import append_line, format_line, means, rollout_metrics, truncate_log
 from grpo.update import learning_rate, make_optimizer, update_policy
@@ -143,7 +143,7 @@ def prepare(config: Config, folder: Path, resume: bool) -> Run:
         max_steps = math.ceil(config.grpo.num_train_epochs * len(fitting) / config.grpo.questions_per_step)
     progress = {"step": 0, "num_tokens": 0, "groups": 0, "flat_groups": 0.0, "best_step": 0, "best": -1.0}
     if checkpoint:
-        progress = load_training_state(checkpoint, optimizer, progress)
+        progress = load_training_state(checkpoint, optimizer)
         for name in ("metrics.jsonl", "samples.jsonl"):
             truncate_log(folder / name, progress["step"])
     return Run(
@@ -153,11 +153,13 @@ def prepare(config: Config, folder: Path, resume: bool) -> Run:
 
 def start_policy(config: Config, folder: Path) -> tuple[Tokenizer, Callable[[], Qwen2]]:
     """The tokenizer and a loader of the policy that RL starts from, after whatever SFT stages come first."""
-    examples = [load_split(config, stage.split, stage) for stage in config.sft]
+    examples = [load_split(config, "sft", stage) for stage in config.sft]
     if config.model.path:
         tokenizer = load_tokenizer(config.model.path)
     else:
-        texts = [text for part in examples for e in part for text in (prompt_text(e, config.data), target_completion(e))]
+        texts = [
+            text for part in examples for e in part for text in (prompt_text(e, config.data), target_completion(e))
+        ]
         tokenizer = train_tokenizer(texts, folder / "tokenizer", config.model.vocab_size)
     if not config.sft:
         return tokenizer, lambda: make_policy(config.model, config.run.seed)
@@ -173,10 +175,7 @@ def start_policy(config: Config, folder: Path) -> tuple[Tokenizer, Callable[[], 
             if bar.disable:
                 print(f"sft {stage} step {step}/{config.sft[stage].max_steps}  loss {row['sft/loss']:.3f}", flush=True)
 
-    def relabel(model: Qwen2, stage: int) -> list[list[Pair]]:
-        return sampled_pairs(model, tokenizer, examples[stage], config, config.sft[stage])
-
-    result = train_stages(config, pairs, relabel, report)
+    result = train_stages(config, pairs, report)
     return tokenizer, lambda: load_policy(config.model, result)
 
 
@@ -190,55 +189,22 @@ def sft_pairs(tokenizer: Tokenizer, examples: list[Example], config: Config) -> 
     return list(by_database.values())
 
 
-def sampled_pairs(
-    model: Qwen2, tokenizer: Tokenizer, examples: list[Example], config: Config, stage: SftConfig
-) -> list[list[Pair]]:
-    """Rejection sampling: for each question the policy's own distinct completions whose rows match the gold's."""
-    by_database: dict[str, list[Pair]] = {}
-    for start in tqdm(range(0, len(examples), config.eval.batch_size), desc="rejection sampling", disable=None):
-        part = examples[start : start + config.eval.batch_size]
-        prompts = [encode_prompt(tokenizer, example, config.data) for example in part]
-        settings = sampling_settings(config) | {"generator": derived_generator(config.run.seed, "reject", start)}
-        rollouts, texts = rollout(model, tokenizer, prompts, stage.num_generations, **settings)
-        for i, example in enumerate(part):
-            right = {
-                tuple(ids)
-                for ids, text in zip(rollouts.completion_ids[i], texts[i], strict=True)
-                if is_correct(score_completion(example, text), config)
-            }
-            pairs = [(prompts[i], list(ids)) for ids in sorted(right)]
-            by_database.setdefault(example.db_id, []).extend(pairs)
-    return [pairs for pairs in by_database.values() if pairs]
-
-
 # --- inside the loop ---
 
 
 def questions_of_step(run: Run) -> tuple[list[Example], list[list[int]]]:
-    """The next questions and their prompts: every pass over the data is a new permutation, fixed by seed and pass."""
-    per_step, n = run.config.grpo.questions_per_step, len(run.questions)
-    first = run.progress["step"] * per_step
-    orders = {}
-    chosen = []
-    for cursor in range(first, first + per_step):
-        epoch, place = divmod(cursor, n)
-        if epoch not in orders:
-            generator = derived_generator(run.config.run.seed, "order", epoch)
-            orders[epoch] = torch.randperm(n, generator=generator).tolist()
-        chosen.append(run.questions[orders[epoch][place]])
-    return [example for example, _ in chosen], [prompt for _, prompt in chosen]
-
-
-def sampling_settings(config: Config) -> dict:
-    """How training samples: untouched by top-k and top-p, so that what is scored is what was sampled."""
-    return {"max_completion_length": config.grpo.max_completion_length, "temperature": config.grpo.temperature}
+    """The next questions and their prompts."""
+    order = partial(derived_generator, run.config.run.seed, "order")
+    chosen = question_order(len(run.questions), run.config.grpo.questions_per_step, run.progress["step"], order)
+    return [run.questions[i][0] for i in chosen], [run.questions[i][1] for i in chosen]
 
 
 def sample(run: Run, prompts: list[list[int]]) -> tuple[Rollouts, list[list[str]]]:
-    """One group of completions for each prompt, from a generator that depends on seed and step only."""
-    settings = sampling_settings(run.config)
-    settings["generator"] = derived_generator(run.config.run.seed, "rollout", run.progress["step"])
-    return rollout(run.model, run.tokenizer, prompts, run.config.grpo.num_generations, **settings)
+    """One group of completions for each prompt; no top-k or top-p, so that what is scored is what was sampled."""
+    config = run.config.grpo
+    settings = {"max_completion_length": config.max_completion_length, "temperature": config.temperature}
+    generator = derived_generator(run.config.run.seed, "rollout", run.progress["step"])
+    return rollout(run.model, run.tokenizer, prompts, config.num_generations, generator=generator, **settings)
 
 
 def score_rollouts(
@@ -281,8 +247,7 @@ def due(run: Run, every: int) -> bool:
 
 def save(run: Run) -> None:
     """A complete checkpoint; besides it, only the best by validation is kept."""
-    step, progress = run.progress["step"], run.progress
-    save_checkpoint(run.folder, step, run.model, run.optimizer, progress, keep={progress["best_step"]})
+    save_checkpoint(run.folder, run.model, run.tokenizer.folder, run.optimizer, run.progress)
 
 
 # --- measuring and logging ---

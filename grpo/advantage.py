@@ -132,8 +132,9 @@ def compute_advantages(rewards: Tensor, spec: str | Advantage, info: AdvantageIn
 
 def check_advantage(spec: str | Advantage) -> Advantage:
     """The formula as a function, after a dry run on a fixed (2, 4) table, so that a mistake fails at start-up."""
-    compute_advantages(TABLE, spec, _table_info())
-    return _find(spec)
+    function = _find(spec)
+    compute_advantages(TABLE, function, _table_info())
+    return function
 
 
 def _find(spec: str | Advantage) -> Advantage:

@@ -24,6 +24,8 @@ from model.lora import lora_parameters
 from model.qwen2 import Qwen2
 from model.weights import save_model
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+
 
 def derived_generator(seed: int, purpose: str, step: int = 0) -> torch.Generator:
     """A CPU generator whose stream depends only on (seed, purpose, step): a resumed run needs no saved stream."""
@@ -39,23 +41,29 @@ def save_policy(model: Qwen2, folder: Path, base_model: str = "") -> None:
         save_model(model, folder)
 
 
-def save_checkpoint(run_dir: Path, step: int, model: Qwen2, optimizer, state: dict, keep: set[int]) -> Path:
-    """Write checkpoints/<step> and point `last` at it; older ones whose step is not in `keep` are deleted."""
-    root = run_dir / "checkpoints"
-    root.mkdir(parents=True, exist_ok=True)
+def save_checkpoint(
+    run_dir: Path, model: Qwen2, tokenizer_folder: Path, optimizer: torch.optim.Optimizer, progress: dict
+) -> None:
+    """Write checkpoints/<step> and point `last` at it; of the older ones only `best_step` stays.
+
+    progress: step, best_step and whatever else the loop wants back from `load_training_state`.
+    """
+    root, step = run_dir / "checkpoints", progress["step"]
     temporary, final = root / f"writing-{step}", root / str(step)
     shutil.rmtree(temporary, ignore_errors=True)
     save_policy(model, temporary)
+    for name in TOKENIZER_FILES:  # so that a checkpoint is a folder that can be used alone
+        if (tokenizer_folder / name).is_file():
+            shutil.copy(tokenizer_folder / name, temporary / name)
     randomness = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    saved = {**state, "step": step, "optimizer": optimizer.state_dict(), "randomness": randomness}
-    torch.save(saved, temporary / "training_state.pt")
+    state = {"progress": progress, "optimizer": optimizer.state_dict(), "randomness": randomness}
+    torch.save(state, temporary / "training_state.pt")
     shutil.rmtree(final, ignore_errors=True)
     os.replace(temporary, final)
     write_text(root / "last", f"{step}\n")
     for folder in root.iterdir():
-        if folder.is_dir() and folder.name.isdigit() and int(folder.name) not in keep | {step}:
+        if folder.is_dir() and folder.name not in (str(step), str(progress["best_step"])):
             shutil.rmtree(folder)
-    return final
 
 
 def last_checkpoint(run_dir: Path) -> Path:
@@ -69,17 +77,17 @@ def last_checkpoint(run_dir: Path) -> Path:
 
 
 def load_training_state(folder: Path, optimizer: torch.optim.Optimizer) -> dict:
-    """Put a checkpoint's optimizer and random states back and return its state; the weights are load_policy's.
+    """Put a checkpoint's optimizer and random states back and return its progress; weights are load_policy's.
 
     Raises:
         ValueError: if the file is damaged.
     """
     try:
         state = torch.load(folder / "training_state.pt", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError) as error:
+    except Exception as error:  # damaged bytes raise whatever the unpickler stumbles over: KeyError, EOFError, ...
         raise ValueError(f"{folder / 'training_state.pt'} is damaged ({error}); expected a whole checkpoint") from error
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["randomness"]["torch"])
     version, internal, gauss = state["randomness"]["python"]
     random.setstate((version, tuple(internal), gauss))
-    return state
+    return state["progress"]

@@ -24,7 +24,7 @@ POSITIVE = set(
     "groups_per_step max_branches questions_per_step grpo.num_generations max_completion_length temperature "
     "num_train_epochs num_iterations micro_batch_size batch_size max_grad_norm".split()
 )
-SHARES = {"val_share", "sloppy", "epsilon", "top_p", "low", "high", "adam_beta1", "adam_beta2"}
+SHARES = {"sloppy", "epsilon", "top_p", "adam_beta1", "adam_beta2"}
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,7 @@ class DataConfig:
 class SftConfig:
     """[[sft]]: one supervised stage before RL; write the section again for another stage."""
 
-    split: Literal["sft", "train"] = "sft"  # questions of its own, or those that RL trains on
-    labels: Literal["target", "sampled"] = "target"  # "sampled": the policy's own completions that matched
-    num_generations: int = 8  # samples per question for labels = "sampled"
-    databases: int = 200  # synthetic databases made for split = "sft"
+    databases: int = 200  # synthetic databases made for this stage
     questions_per_database: int = 8
     sloppy: float = 0.0  # share of labels that break the convention of their question family on purpose
     max_steps: int = 100  # optimizer steps
@@ -137,15 +134,6 @@ class RewardConfig:
 
 
 @dataclass(frozen=True)
-class FilterConfig:
-    """[filter]: pass-rate filter before RL; keeps questions with low < pass rate < high."""
-
-    num_generations: int = 0  # samples per question, 0 = no filter
-    low: float = 0.0
-    high: float = 1.0
-
-
-@dataclass(frozen=True)
 class EvalConfig:
     """[eval]: greedy accuracy, and pass@k and vote@k from sampling."""
 
@@ -155,7 +143,6 @@ class EvalConfig:
     top_p: float = 1.0
     top_k: int = 0
     batch_size: int = 16  # groups decoded together
-    hourly_price: float = 0.0  # of the machine, for the cost per question; 0 = not reported
 
 
 @dataclass(frozen=True)
@@ -179,7 +166,6 @@ class Config:
     sft: tuple[SftConfig, ...] = ()
     grpo: GrpoConfig = GrpoConfig()
     reward: RewardConfig = field(default_factory=RewardConfig)
-    filter: FilterConfig = FilterConfig()
     eval: EvalConfig = EvalConfig()
     run: RunConfig = RunConfig()
 
@@ -267,7 +253,7 @@ def _apply_override(table: dict, override: str) -> None:
             target = target[int(parent)] if parent.isdigit() and int(parent) < len(target) else None
         elif isinstance(target, dict):
             target = target.setdefault(parent, {})
-    if not (equals and parents and isinstance(target, dict)):
+    if not (equals and isinstance(target, dict) and (parents or isinstance(value, list))):
         stages = len(table.get("sft", []))
         raise ValueError(f'override "{override}"; expected section.key=value (sft.0.key: one of {stages} stages)')
     target[key] = value
@@ -324,7 +310,7 @@ def _check_ranges(config: Config) -> None:
 
 def _check_together(config: Config) -> None:
     """Fields that contradict one another; the first violation is raised."""
-    m, g, f, heads = config.model, config.grpo, config.filter, config.model.num_attention_heads
+    m, g, heads = config.model, config.grpo, config.model.num_attention_heads
     parts = [] if config.reward.function != "sql" else list(DEFAULT_WEIGHTS)  # a custom reward names its own
     layers, weights = set(m.lora_target_modules) - set(ALL_LINEAR), config.reward.weights.keys() - parts
     late = [k for k, s in [("grpo", g), *((f"sft.{i}", s) for i, s in enumerate(config.sft))]
@@ -350,7 +336,6 @@ def _check_together(config: Config) -> None:
         and (g.loss_type == "cispo" or g.delta <= 1 + g.epsilon_high),
         f"{late}: warmup_steps with a constant rate; expected constant_with_warmup": late,
         f"reward.weights: unknown {sorted(weights)}; expected some of {', '.join(DEFAULT_WEIGHTS)}": parts and weights,
-        f"filter.low = {f.low}, high = {f.high}; expected low < high": f.low >= f.high,
         f'run.name = "{config.run.name}"; expected one folder name': Path(config.run.name).name != config.run.name,
     }
     for message, violated in rules.items():

@@ -79,22 +79,19 @@ def load_policy(config: ModelConfig, folder: str | Path) -> Qwen2:
 def train_stages(
     config: Config,
     pairs: list[list[list[Pair]]],
-    relabel: Callable[[Qwen2, int], list[list[Pair]]],
     report: Callable[[int, int, dict[str, float]], None],
 ) -> Path:
     """Run the [[sft]] stages one after the other, unless an earlier run made exactly the same; the result's folder.
 
     Args:
         pairs: for each stage and database, (prompt ids, completion ids).
-        relabel: gives the pairs of a stage with labels = "sampled": what the policy itself got right so far.
         report: called after every step with (stage, step, metrics).
     """
     folder = Path(config.data.cache_dir) / f"sft-{stages_hash(config, pairs)}"
     if not folder.is_dir():
         model = make_policy(config.model, config.run.seed)
         for index, stage in enumerate(config.sft):
-            labelled = relabel(model, index) if stage.labels == "sampled" else pairs[index]
-            groups = make_groups(labelled, stage.max_branches)
+            groups = make_groups(pairs[index], stage.max_branches)
             train_sft(model, groups, stage, config.run.seed, lambda step, row, i=index: report(i, step, row))
         temporary = folder.with_name(folder.name + ".writing")
         shutil.rmtree(temporary, ignore_errors=True)
@@ -107,7 +104,7 @@ def stages_hash(config: Config, pairs: list[list[list[Pair]]]) -> str:
     """Sixteen hex digits of everything that determines what the stages make."""
     settings = asdict(config.model) | {"device": None, "gradient_checkpointing": None, "path": None, "adapter": None}
     digest = hashlib.sha256(json.dumps([settings, [asdict(s) for s in config.sft], config.run.seed, pairs]).encode())
-    for source in (config.model.path if config.model.init == "load" else "", config.model.adapter):
-        for file in sorted(Path(source).glob("*.safetensors")) if source else []:
+    for source in filter(None, (config.model.path, config.model.adapter)):  # sizes and lora_alpha stand in *config.json
+        for file in sorted([*Path(source).glob("*.safetensors"), *Path(source).glob("*config.json")]):
             digest.update(hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()[:16]

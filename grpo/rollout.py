@@ -4,6 +4,7 @@ The ids that were sampled are the ids that are trained on. Text is decoded for w
 again: decode followed by encode may return other ids for the same text.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -69,3 +70,19 @@ def rollout(
 def completion_text(tokenizer, ids: list[int]) -> str:
     """The text of a completion without its end token, if it has one."""
     return tokenizer.decode(ids[:-1] if ids and ids[-1] in tokenizer.eos_ids else ids)
+
+
+def question_order(n: int, per_step: int, step: int, order_of_pass: Callable[[int], torch.Generator]) -> list[int]:
+    """Which of n questions come in step `step` (0-based): every pass over them is a new permutation.
+
+    Nothing is remembered between steps, so a resumed run sees the questions that it would have seen.
+
+    Args:
+        order_of_pass: the generator of a pass's permutation, by the number of the pass.
+
+    Example:
+        n = 3, per_step = 2: steps 0, 1, 2 take places 0 1 | 2 and 0 of the next pass | 1 2 of the next pass
+    """
+    places = [divmod(cursor, n) for cursor in range(step * per_step, (step + 1) * per_step)]
+    passes = {number: torch.randperm(n, generator=order_of_pass(number)).tolist() for number, _ in places}
+    return [passes[number][place] for number, place in places]

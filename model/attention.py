@@ -52,15 +52,15 @@ def visible_keys(
         prompt, row_prompt: the prompts (right-padded to a width P) and (B,) which of them each row sees.
 
     Returns:
-        Booleans (B, 1, T, P + T), True where the query may look; with a single prompt, which has no padding, the
-        lower-right causal bias that flash kernels know.
+        Booleans (B, 1, T, P + T), True where the query may look; where no prompt is padded (always with one prompt of
+        its own width), the lower-right causal bias that flash kernels know.
 
     Example:
         T=2, prompts of length 1 and 2, the row sees the first -> [[1, 0, 1, 0], [1, 0, 1, 1]]
     """
     if padding_mask is None and prompt is None:
         return None
-    if prompt is not None and len(prompt.lengths) == 1:
+    if prompt is not None and bool((prompt.lengths == prompt.width).all()):
         return causal_lower_right(num_queries, prompt.width + num_queries)
     device = (prompt.lengths if padding_mask is None else padding_mask).device
     own = torch.ones(num_queries, num_queries, dtype=torch.bool, device=device).tril()  # (T, T)

@@ -113,13 +113,11 @@ def config_from_json(folder: str | Path) -> Qwen2Config:
     if not file.is_file():
         raise mismatch(file, "folder", "a Hugging Face model folder (download it first)", "no config.json")
     raw = read_json(file)
-    for key, choice in CHOICES.items():
+    for key, choice in {**CHOICES, "partial_rotary_factor": 1.0}.items():
         if raw.get(key, choice if key != "model_type" else None) != choice:
             raise mismatch(file, key, repr(choice), repr(raw.get(key)))
     if set(map(str, raw.get("layer_types") or ["full_attention"])) != {"full_attention"}:
         raise mismatch(file, "layer_types", "only 'full_attention'", raw["layer_types"])
-    if raw.get("partial_rotary_factor", 1.0) != 1.0:
-        raise mismatch(file, "partial_rotary_factor", 1.0, raw["partial_rotary_factor"])
     sizes = {key: _positive(file, raw, key, int) for key in SIZES}
     hidden, (heads, kv_heads) = sizes["hidden_size"], (sizes[key] for key in HEADS)
     if heads % kv_heads:

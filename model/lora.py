@@ -111,7 +111,7 @@ def adapter_disabled(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def merge_lora(model: nn.Module) -> None:
-    """Fold every adapter into its base weight and turn the layers into plain ones, in place."""
+    """Fold every adapter into its base weight, in place: plain layers again, and every parameter trainable again."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, LoRALinear):
@@ -119,3 +119,4 @@ def merge_lora(model: nn.Module) -> None:
                     plain = nn.Linear(child.in_features, child.out_features, bias=child.bias is not None)
                 plain.weight, plain.bias = nn.Parameter(child.merged_weight()), child.bias
                 setattr(module, name, plain)
+    model.requires_grad_(True)

@@ -64,17 +64,18 @@ def generate(
         generator: a CPU generator; the only source of randomness, so a seed fixes the samples.
 
     Raises:
-        ValueError: if a prompt is empty.
+        ValueError: if there is no prompt, or an empty one.
     """
-    if not all(prompts):
-        raise ValueError("cannot sample from an empty prompt: a row needs at least one token to start from")
+    if not prompts or not all(prompts):
+        lengths = [len(ids) for ids in prompts]
+        raise ValueError(f"prompts have lengths {lengths}; expected at least one prompt, each with a token to start from")
     device = model.model.embed_tokens.weight.device
     rows = len(prompts) * num_generations
     prompt = prefill(model, prompts, device)
     token = torch.tensor([ids[-1] for ids in prompts], device=device).repeat_interleave(num_generations)
     position = prompt.lengths.repeat_interleave(num_generations)
     past = new_row_cache(model, rows, max_completion_length, prompt)
-    ends = torch.tensor(sorted(eos_ids), device=device)
+    ends = torch.tensor(sorted(eos_ids), dtype=torch.long, device=device)
 
     sampled = torch.zeros(rows, max_completion_length, dtype=torch.long, device=device)
     logprobs = torch.zeros(rows, max_completion_length, device=device)
@@ -82,12 +83,13 @@ def generate(
     lengths = torch.full((rows,), max_completion_length, device=device)
     done = torch.zeros(rows, dtype=torch.bool, device=device)
     alive = torch.arange(rows, device=device)  # the rows that are still computed, question-major
+    # A row's uniform numbers are drawn here, row after row: they depend neither on its neighbours' ends nor on how the
+    # questions are cut into batches.
+    uniform = torch.rand(rows, max_completion_length, generator=generator, dtype=torch.float64).to(device)
     for t in range(max_completion_length):
         logits = model.logits(model.step(token[:, None], position[:, None], prompt, past))[:, 0, :vocab_size]
-        # One uniform number for every row, dropped or not: what a row draws does not depend on its neighbours' ends.
-        uniform = torch.rand(rows, generator=generator, dtype=torch.float64).to(device)[alive]
         distribution = sampled_distribution(logits.float(), temperature, top_k, top_p)
-        token = logits.argmax(dim=-1) if temperature == 0 else draw(distribution, uniform)
+        token = logits.argmax(dim=-1) if temperature == 0 else draw(distribution, uniform[alive, t])
         sampled[alive, t] = token
         logprobs[alive, t] = distribution.gather(1, token[:, None])[:, 0]
         entropies[alive, t] = torch.special.entr(distribution.exp()).sum(dim=-1)

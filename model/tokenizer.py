@@ -69,12 +69,10 @@ class Tokenizer:
         "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n".
         """
         default = default_system_prompt(self.template, self.folder)
-        for message in messages:
+        for message in messages or [{}]:
             role, content = message.get("role"), message.get("content")
             if role not in ("system", "user", "assistant") or not isinstance(content, str) or len(message) != 2:
                 raise ValueError(f"message = {message!r}; expected only a role (system, user, assistant) and a text")
-        if not messages:
-            raise ValueError("messages = []; expected at least one message")
         if default and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": default}, *messages]
         turns = [f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages]

@@ -33,10 +33,9 @@ def load_model(folder: str | Path, dtype: torch.dtype = torch.float32, device: s
     with torch.device("meta"):
         model = Qwen2(config_from_json(folder))
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    tied = model.config.tie_word_embeddings
     files = weight_files(folder)
-    tensors = read_tensors(files, shapes, {HEAD: shapes[EMBEDDING]} if tied else {}, dtype, device)
-    if tied and not torch.equal(tensors.pop(HEAD, tensors[EMBEDDING]), tensors[EMBEDDING]):
+    tensors = read_tensors(files, shapes, {HEAD: shapes[EMBEDDING]}, dtype, device)
+    if model.config.tie_word_embeddings and not torch.equal(tensors.pop(HEAD, tensors[EMBEDDING]), tensors[EMBEDDING]):
         raise mismatch(files[-1], HEAD, f"a copy of {EMBEDDING} (tie_word_embeddings is true)", "other values")
     model.load_state_dict(tensors, assign=True)
     return model

@@ -3,6 +3,7 @@
 Standard library only. `score_sql` is the one artifact that training (reward) and evaluation (metric) share.
 """
 
+import importlib
 from typing import Any
 
 from sqlenv.compare import compare_rows
@@ -14,9 +15,7 @@ __all__ = ["Example", "compare_rows", "majority_vote", "run_sql", "score_sql"]
 
 
 def __getattr__(name: str) -> Any:
-    """`sqlenv.Example` is looked up on first use, so that `python -m sqlenv.datasets` runs one copy of its module."""
-    if name == "Example":
-        from sqlenv.datasets import Example
-
-        return Example
-    raise AttributeError(f"module 'sqlenv' has no attribute {name!r}")
+    """`sqlenv.Example` is imported on first use, so that `python -m sqlenv.datasets` runs one copy of its module."""
+    if name != "Example":
+        raise AttributeError(f"module 'sqlenv' has no attribute {name!r}")
+    return importlib.import_module("sqlenv.datasets").Example

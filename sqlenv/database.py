@@ -1,21 +1,19 @@
 """Running model-written SQL on a SQLite file: read only, bounded, deterministic, never an exception.
 
-Idea: every execution gets a fresh connection on which nothing but reading is possible, built in this order:
+Every execution gets a fresh connection on which nothing but reading is possible, built in this order:
   1. `mode=ro&immutable=1`: the file cannot change; locks and journals are ignored;
   2. the schema is loaded (else the first query would be charged for it);
   3. limits: no ATTACH (it creates files even on a read-only connection), short values, short SQL, short patterns;
   4. an authorizer: SELECT, reading columns, recursion, and functions outside DENIED_FUNCTIONS;
-  5. a progress handler counts SQLite's virtual-machine operations. The budget is operations, not seconds: the same
-     query gets the same status on a fast and on a slow machine with the same SQLite;
+  5. a progress handler counts SQLite's virtual-machine operations: unlike seconds, the same on every machine;
   6. rows are streamed under a row cap and a byte cap.
 
-Two bombs get past operation counts. Compiling can be exponential (`WITH b AS (SELECT .. FROM a, a), c AS (.. b, b)`,
-30 levels deep): SQLite's heap is capped at HEAP_BYTES, for the whole process, when the first database is checked. One
-operation can be long: short values bound most of them to 0.4 s; two-argument trim(), which can take 10 s, is Python's.
-
-NOT covered: a memory bug inside SQLite (put untrusted work in a container as well); the clock (`'now'` is real);
-many long operations, and temporary sort files (unlinked, some GB): those end only by a wall-clock backstop, far
-above what an honest query takes. Builds without memory statistics ignore the heap cap.
+Two kinds of bombs get past operation counts. Compiling can be exponential (`WITH b AS (SELECT .. FROM a, a),
+c AS (.. b, b)`, 30 levels deep): SQLite's heap is capped at HEAP_BYTES, for the whole process, once a database has been
+checked. One operation can be long: short values bound most to 0.4 s; two-argument trim(), up to 10 s, is Python's.
+NOT covered: a memory bug inside SQLite (put untrusted work in a container as well); the clock (`'now'` is real); many
+long operations, and temporary sort files (unlinked, some GB): only a wall-clock backstop, far above what an honest
+query takes, ends those. Builds of SQLite without memory statistics ignore the heap cap.
 Double quotes follow SQLite: "nosuchcol" is a column if there is one, else the string 'nosuchcol'. Such a typo
 executes; refusing it would refuse the fifth of Spider's golds that write strings so.
 """
@@ -27,26 +25,24 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
-MAX_OPS = 25_000_000  # candidate budget; about half a second
+MAX_OPS = 25_000_000  # a candidate's budget; about half a second
 GOLD_MAX_OPS = 1_000_000_000
-MAX_ROWS = 100_000
-MAX_BYTES = 20_000_000
 LIMITS = {
-    sqlite3.SQLITE_LIMIT_LENGTH: 200_000,  # bytes of one value or row; instr() and replace() are quadratic in it
+    sqlite3.SQLITE_LIMIT_LENGTH: 200_000,  # bytes of one value; instr() and replace() are quadratic in it
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: 20_000,
-    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 500,  # SQLite's 50,000 allows one LIKE of 8 s
-    sqlite3.SQLITE_LIMIT_COLUMN: 500,  # of a result; 2,000 columns of one long value would be one row of 400 MB
+    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 500,  # SQLite's own 50,000 allows a LIKE of 8 s
+    sqlite3.SQLITE_LIMIT_COLUMN: 500,  # SQLite's own 2,000 allow one row of 400 MB
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
 }
+# One operation that fills gigabytes or runs for seconds; chance; code, heap pointers, the process's log.
 DENIED_FUNCTIONS = frozenset(
-    "printf format zeroblob"  # one operation that fills gigabytes or runs for seconds
-    " random randomblob"  # not deterministic
-    " load_extension fts3_tokenizer sqlite_log".split()  # code, heap pointers, the process's log
+    "printf format zeroblob random randomblob load_extension fts3_tokenizer sqlite_log".split()
 )
-SLOW_FUNCTIONS = re.compile("like|glob|instr|replace|json|trim", re.IGNORECASE)  # looked at every 50 operations
+TRIMS = {"trim": str.strip, "ltrim": str.lstrip, "rtrim": str.rstrip}
+SLOW_FUNCTIONS = re.compile("like|glob|instr|replace|json|trim", re.IGNORECASE)  # looked at every 100 operations
 HEAP_BYTES = 128_000_000  # an honest sort spills to a file after 2 MB
 BACKSTOP_SECONDS = 20.0  # plus a microsecond per operation, 50 times the usual
 
@@ -63,9 +59,9 @@ _TOKEN = re.compile(
 class SqlResult:
     """What one execution gave.
 
-    status: "ok"; "rejected" (not one self-contained read-only query: refused before it ran); "sql_error" (SQLite
-    could not compile or finish it); "budget" (too many operations); "too_big" (a value, row count or byte count).
-    ops counts SQLite operations, rounded down to the handler's step. tables: real tables that the query reads.
+    status: "ok"; "rejected" (not one self-contained, read-only query); "sql_error" (SQLite could not compile or finish
+    it); "budget" (too many operations); "too_big" (a value, the SQL, the rows, the bytes, the memory).
+    ops: operations of SQLite's virtual machine, in steps of 1,000 or 100. tables: real tables that the query reads.
     """
 
     status: str
@@ -77,7 +73,7 @@ class SqlResult:
 
 
 def tokens(sql: str) -> Iterator[tuple[str, str]]:
-    """(kind, text) of each token of SQL, without blanks and comments; kind is "word", "quoted" or "symbol".
+    """(kind, text) of each token, without blanks and comments; kind is "word", "quoted" or "symbol".
 
     Example: list(tokens("a -- b")) -> [("word", "a")]
     """
@@ -91,27 +87,23 @@ def run_sql(
     sql: str,
     *,
     max_ops: int = MAX_OPS,
-    max_rows: int = MAX_ROWS,
-    max_bytes: int = MAX_BYTES,
+    max_rows: int = 100_000,
+    max_bytes: int = 20_000_000,
     reverse_scan: bool = False,
 ) -> SqlResult:
-    """Run one query of unknown origin and return its rows or why there are none.
+    """Run one query of unknown origin: its rows, or why there are none. Nothing that the SQL says raises.
 
-    Args:
-        database: path of a SQLite file.
-        sql: anything; nothing that it says raises.
-        max_ops: SQLite operations (25 M is about half a second); max_rows, max_bytes: of the whole result.
-        reverse_scan: read unordered tables backwards: a result that changes was never determined by the query.
+    max_rows and max_bytes cap the whole result. reverse_scan: tables are scanned backwards where no ORDER BY applies.
     Raises:
         ValueError: the database is missing, empty, not SQLite, a Git LFS pointer, or has a live -wal or -journal.
     Example:
         run_sql(db, "SELECT 1 + 1").rows -> [(2,)]; run_sql(db, "DROP TABLE t").status -> "rejected"
     """
-    uri, tables, roots = _check_database(database)
+    uri, tables, roots = _inspect(os.fspath(database), _stamp(os.fspath(database)))
     first = next(tokens(sql), ("", ""))[1].upper()
     if first not in ("SELECT", "WITH", "VALUES"):
         return SqlResult("rejected", [], 0, f"not a query: it starts with {first[:20]!r}", 0, frozenset())
-    run = _Run(max_ops, max_bytes, 50 if SLOW_FUNCTIONS.search(sql) else 1000)
+    run = _Run(max_ops, max_bytes, 100 if SLOW_FUNCTIONS.search(sql) else 1000)
     rows: list[tuple] = []
     with closing(_connect(uri)) as connection:
         if reverse_scan:
@@ -120,19 +112,33 @@ def run_sql(
         try:
             cursor = connection.execute(sql)
             for row in cursor:
-                run.count_bytes(row)
+                run.charge(8 * len(row) + sum(len(value) for value in row if type(value) is bytes))
                 rows.append(row)
                 if len(rows) > max_rows:
-                    raise _TooBig(f"more than {max_rows} rows")
+                    raise MemoryError(f"more than {max_rows} rows")
             used = _tables_read(connection, sql, run.reads, tables, roots)
         # What the driver raises for bad SQL. Anything else is a bug of ours and must surface.
-        except (sqlite3.Error, sqlite3.Warning, UnicodeError, MemoryError, OverflowError, _TooBig) as error:
+        except (sqlite3.Error, UnicodeError, MemoryError, OverflowError) as error:
             return SqlResult(*run.explain(error))
-    return SqlResult("ok", rows, len(cursor.description), "", run.calls * run.step, used)
+    return SqlResult("ok", rows, len(cursor.description), "", run.ops, used)
 
 
-class _TooBig(Exception):
-    """A row or byte cap was passed."""
+def run_gold(database: str | Path, gold: str) -> SqlResult:
+    """Run a gold query with 1,000 M operations, once per file and query; later calls return the same object."""
+    return _run_gold(os.fspath(database), gold, _stamp(os.fspath(database)))
+
+
+@lru_cache(maxsize=16_384)
+def _run_gold(path: str, gold: str, _: tuple[int, int]) -> SqlResult:
+    return run_sql(path, gold, max_ops=GOLD_MAX_OPS)
+
+
+def candidate_budget(gold_result: SqlResult) -> int:
+    """Operations that a candidate may use: 10 times the gold's, at least 25 M, at most 1,000 M.
+
+    Example: a gold that took 7 M -> 70 M
+    """
+    return max(MAX_OPS, min(10 * gold_result.ops, GOLD_MAX_OPS))
 
 
 class _Run:
@@ -141,17 +147,17 @@ class _Run:
     def __init__(self, max_ops: int, max_bytes: int, step: int):
         self.max_ops, self.max_bytes = max_ops, max_bytes
         self.step = max(1, min(step, max_ops))
-        self.calls = self.bytes = 0
+        self.ops = self.bytes = 0
         self.reads: set[tuple[str, bool]] = set()  # (name, whether a column of it was named)
-        self.denied = ""
+        self.denied = self.stopped = ""
         self.start = time.monotonic()
 
     def guard(self, connection: sqlite3.Connection) -> None:
         for limit, value in LIMITS.items():
             connection.setlimit(limit, value)
         if self.step < 1000:
-            for name, strip in (("trim", str.strip), ("ltrim", str.lstrip), ("rtrim", str.rstrip)):
-                connection.create_function(name, 2, _trim(strip), deterministic=True)
+            for name, strip in TRIMS.items():
+                connection.create_function(name, 2, partial(_trim, strip), deterministic=True)
         connection.text_factory = self.decode
         connection.set_authorizer(self.authorize)
         connection.set_progress_handler(self.tick, self.step)
@@ -167,43 +173,63 @@ class _Run:
         return sqlite3.SQLITE_DENY if self.denied else sqlite3.SQLITE_OK
 
     def tick(self) -> bool:
-        self.calls += 1
-        return self.spent() or self.late()
-
-    def spent(self) -> bool:
-        return self.calls * self.step >= self.max_ops
-
-    def late(self) -> bool:
-        return time.monotonic() - self.start > BACKSTOP_SECONDS + self.calls * self.step * 1e-6
+        self.ops += self.step
+        if self.ops >= self.max_ops:
+            self.stopped = f"more than {self.max_ops} operations"
+        elif time.monotonic() - self.start > BACKSTOP_SECONDS + self.ops * 1e-6:
+            self.stopped = "wall-clock backstop"
+        return bool(self.stopped)
 
     def decode(self, text: bytes) -> str:
         self.charge(len(text))  # here, so that a wide row is stopped before all of its values are copied
         return text.decode("utf-8", "ignore")  # the official evaluator drops invalid bytes too
 
-    def count_bytes(self, row: tuple) -> None:
-        self.charge(8 * len(row) + sum(len(value) for value in row if type(value) is bytes))
-
     def charge(self, count: int) -> None:
         self.bytes += count
         if self.bytes > self.max_bytes:
-            raise _TooBig(f"more than {self.max_bytes} bytes")
+            raise MemoryError(f"more than {self.max_bytes} bytes")
 
     def explain(self, error: Exception) -> tuple[str, list, int, str, int, frozenset]:
         """The fields of the SqlResult of an execution that raised."""
-        code = getattr(error, "sqlite_errorcode", None)
         status, reason = "sql_error", str(error)
         if self.denied:
             status, reason = "rejected", self.denied
-        elif code == sqlite3.SQLITE_INTERRUPT:
-            if not self.spent() and not self.late():
-                raise KeyboardInterrupt from error  # a Ctrl-C inside a callback: the driver swallows it
-            status = "budget"
-            reason = f"more than {self.max_ops} operations" if self.spent() else "wall-clock backstop"
-        elif isinstance(error, (_TooBig, MemoryError, sqlite3.DataError)):
+        elif self.stopped:
+            status, reason = "budget", self.stopped
+        elif getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
+            raise KeyboardInterrupt from error  # a Ctrl-C inside a callback, which the driver swallows
+        elif isinstance(error, (MemoryError, sqlite3.DataError)):
             status, reason = "too_big", reason or "out of memory"
-        elif isinstance(error, (sqlite3.ProgrammingError, sqlite3.Warning, UnicodeEncodeError)):
+        elif isinstance(error, (sqlite3.ProgrammingError, UnicodeEncodeError)):
             status = "rejected"  # by the driver: several statements, unbound parameters, NUL, lone surrogates
-        return status, [], 0, reason, self.calls * self.step, frozenset()
+        return status, [], 0, reason, self.ops, frozenset()
+
+
+def _trim(strip: Callable[[str, str], str], value: object, characters: object) -> str | None:
+    """SQLite's trim(value, characters)."""
+
+    def text(value: object) -> str:
+        if isinstance(value, bytes):
+            return value.decode("utf-8", "ignore")
+        return str(float(f"{value:.15g}") if isinstance(value, float) else value)
+
+    return None if value is None or characters is None else strip(text(value), "".join(set(text(characters))))
+
+
+def _tables_read(
+    connection: sqlite3.Connection, sql: str, reads: set, tables: dict[str, str], roots: dict[int, str]
+) -> frozenset[str]:
+    """The real tables among the names that the authorizer saw."""
+    names = {tables[name] for name, _ in reads if name in tables}
+    doubtful = names - {tables.get(name) for name, column in reads if column}
+    # `WITH singer AS (SELECT 1) SELECT count(*) FROM singer` is reported as a read of singer. The program knows.
+    if doubtful and any(word.upper() == "WITH" for _, word in tokens(sql)):
+        connection.set_authorizer(None)
+        connection.set_progress_handler(None, 0)
+        connection.text_factory = bytes
+        program = connection.execute("EXPLAIN " + sql)
+        names -= doubtful - {roots.get(step[3]) for step in program if step[1] == b"OpenRead"}
+    return frozenset(names)
 
 
 def _connect(uri: str) -> sqlite3.Connection:
@@ -214,99 +240,34 @@ def _connect(uri: str) -> sqlite3.Connection:
     return connection
 
 
-@lru_cache
-def _trim(strip: Callable[[str, str], str]) -> Callable:
-    """SQLite's trim(value, characters) by Python's strip."""
-
-    def text(value: str | bytes | float) -> str:
-        if isinstance(value, bytes):
-            return value.decode("utf-8", "ignore")
-        return f"{value:.15g}" if isinstance(value, float) and not value.is_integer() else str(value)
-
-    def trim(value: object, characters: object) -> str | None:
-        if value is None or characters is None:
-            return None
-        return strip(text(value), "".join(set(text(characters))))
-
-    return trim
-
-
-def _tables_read(
-    connection: sqlite3.Connection, sql: str, reads: set, tables: dict[str, str], roots: dict[int, str]
-) -> frozenset[str]:
-    """The real tables among the names that the authorizer saw."""
-    names = {tables[name] for name, _ in reads if name in tables}
-    doubtful = names - {tables.get(name) for name, column in reads if column}
-    # `WITH singer AS (SELECT 1) SELECT count(*) FROM singer` is reported as a read of singer; the program knows.
-    if doubtful and any(word.upper() == "WITH" for _, word in tokens(sql)):
-        connection.set_authorizer(None)
-        connection.set_progress_handler(None, 0)
-        connection.text_factory = bytes
-        program = connection.execute("EXPLAIN " + sql)
-        names -= doubtful - {roots.get(step[3]) for step in program if step[1] == b"OpenRead"}
-    return frozenset(names)
-
-
-def _check_database(database: str | Path) -> tuple[str, dict[str, str], dict[int, str]]:
-    """(URI, {lower-case name: name} of the tables, {page: table}), read once per path, time and size of the file."""
-    path = os.fspath(database)
+def _stamp(path: str) -> tuple[int, int]:
+    """(modification time, size), which what is cached about a file depends on."""
+    for live in (path + "-wal", path + "-journal"):
+        if os.path.exists(live) and os.path.getsize(live):
+            raise ValueError(f"database = {path}: {live} holds changes that are not in it; close their writer")
     try:
         stat = os.stat(path)
     except OSError as error:
         raise ValueError(f"database = {path}: {error.strerror}; expected a SQLite file") from None
-    for suffix in ("-wal", "-journal"):
-        try:
-            live = os.stat(path + suffix).st_size > 0
-        except OSError:
-            continue
-        if live:
-            raise ValueError(
-                f"database = {path}: {path + suffix} holds changes that are not in the file yet; "
-                "close the program that writes it, or open and close it once with the sqlite3 shell"
-            )
-    return _inspect(path, stat.st_mtime_ns, stat.st_size)
+    return stat.st_mtime_ns, stat.st_size
 
 
 @lru_cache(maxsize=1024)
-def _inspect(path: str, mtime_ns: int, size: int) -> tuple[str, dict[str, str], dict[int, str]]:
+def _inspect(path: str, _: tuple[int, int]) -> tuple[str, dict[str, str], dict[int, str]]:
+    """(URI, {lower-case name: name} of the tables, {root page: table}); ValueError if this is no usable database."""
     resolved = Path(path).resolve()
+    uri = resolved.as_uri() + "?mode=ro&immutable=1"  # escapes '?', '#', '%', which would open (create) another file
     try:
         with resolved.open("rb") as file:
-            head = file.read(40)
-    except OSError as error:
-        raise ValueError(f"database = {path}: {error.strerror}; expected a SQLite file") from None
-    if head.startswith(b"version https://git-lfs"):
-        raise ValueError(f"database = {path} is a Git LFS pointer; expected the file: run `git lfs pull`")
-    if not head.startswith(b"SQLite format 3\0"):
-        what = "is empty" if not head else "is not a SQLite database"
-        raise ValueError(f"database = {path} {what}; expected a file that starts with 'SQLite format 3'")
-    # as_uri() escapes '?', '#' and '%', which would open (and create) another file.
-    uri = resolved.as_uri() + "?mode=ro&immutable=1"
-    try:
+            head = file.read(23)
+        if not head.startswith(b"SQLite format 3\0"):
+            what = "a Git LFS pointer: run `git lfs pull`" if head == b"version https://git-lfs" else repr(head)
+            raise ValueError(f"database = {path} is not SQLite; expected 'SQLite format 3', found {what}")
         with closing(_connect(uri)) as connection:
             connection.execute(f"PRAGMA hard_heap_limit = {HEAP_BYTES}")  # can only be lowered
             schema = connection.execute("SELECT type, name, tbl_name, rootpage FROM sqlite_master").fetchall()
             connection.execute('SELECT "text"')  # this build must take double-quoted strings
-    except sqlite3.Error as error:
-        raise ValueError(f"database = {path} cannot be read: {error}") from None
+    except (OSError, sqlite3.Error) as error:
+        raise ValueError(f"database = {path} cannot be read: {error}; expected a SQLite file") from None
     names = [name for kind, name, _, _ in schema if kind == "table" and not name.startswith("sqlite_")]
     return uri, {name.lower(): name for name in names}, {root: table for _, _, table, root in schema if root}
-
-
-@lru_cache(maxsize=16_384)
-def _run_gold(path: str, gold: str, mtime_ns: int, size: int) -> SqlResult:
-    return run_sql(path, gold, max_ops=GOLD_MAX_OPS)
-
-
-def run_gold(database: str | Path, gold: str) -> SqlResult:
-    """Run a gold query once per (file, query) with 1,000 M operations; later calls return the kept result."""
-    stat = os.stat(database) if os.path.exists(database) else None
-    return _run_gold(os.fspath(database), gold, *((stat.st_mtime_ns, stat.st_size) if stat else (0, 0)))
-
-
-def candidate_budget(gold_result: SqlResult) -> int:
-    """Operations that a candidate may use: 25 M, or 10 times the gold's own count, at most 1,000 M.
-
-    Example: a gold that took 7 M operations -> 70 M
-    """
-    return max(MAX_OPS, min(10 * gold_result.ops, GOLD_MAX_OPS))

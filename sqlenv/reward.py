@@ -1,8 +1,8 @@
-"""The verdict on one candidate, and the reward made of it: one artifact with two consumers.
+"""The verdict on a candidate, and the reward made of it: one artifact with two consumers.
 
-`score_sql` is the function that evaluation reports and that training is paid by; both import this same object.
-The candidate runs with 10 times the gold's operations (at least 25 M), so no honest query is cut off.
-A query that fails matches nothing, not even an empty gold; official evaluators accept `;` and even DDL there.
+`score_sql` is what evaluation reports and what training is paid by; both import this same function object. A candidate
+may use 10 times the gold's operations, so no honest query is cut off. A query that fails matches nothing, not even an
+empty gold: the official evaluators accept `;` and even DDL there (H1). A gold that fails is matched by nothing.
 """
 
 import math
@@ -21,45 +21,41 @@ from sqlenv.database import GOLD_MAX_OPS, SqlResult, candidate_budget, run_gold,
 if TYPE_CHECKING:
     from sqlenv.datasets import Example
 
-METRICS = ("spider", "bird")
 _SQL_BLOCK = re.compile(r"```sql\b(.*?)```", re.DOTALL | re.IGNORECASE)
 _SQL_FENCE = re.compile(r"```sql\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the candidate's rows equal the gold's under Spider's rule (match) and BIRD's (match_bird), and why."""
+    """Do the rows equal the gold's, under Spider's rule (match) and BIRD's; and how gold and candidate ended."""
 
     match: bool
     match_bird: bool
-    status: str  # of the candidate: ok | rejected | sql_error | budget | too_big
-    gold_status: str  # of the gold; unless "ok", nothing matches
+    status: str  # of the candidate, see SqlResult
+    gold_status: str  # unless "ok", nothing matches
     sql: str
     result: SqlResult
 
 
 def score_sql(database: str | Path, gold: str, pred: str) -> Verdict:
-    """Run gold and candidate and compare their rows under both metrics.
+    """Run gold and candidate (raw SQL) on a SQLite file and compare their rows under both metrics.
 
-    Args:
-        database: path of a SQLite file; gold, pred: raw SQL. The gold runs once per file and query.
     Raises:
         ValueError: the database cannot be used (see run_sql). Bad SQL never raises.
     Example:
-        gold "SELECT age FROM t WHERE age > 56", pred "select age from t where age>56" -> match, match_bird True
+        gold "SELECT age FROM t WHERE age > 56", pred "select age from t where age>56" -> match and match_bird
     """
     gold_result = run_gold(database, gold)
     result = run_sql(database, pred, max_ops=candidate_budget(gold_result))
     match = match_bird = False
     if gold_result.status == result.status == "ok":
-        ordered = has_top_level_order_by(gold)
-        match = compare_rows(gold_result.rows, result.rows, ordered=ordered)
+        match = compare_rows(gold_result.rows, result.rows, ordered=has_top_level_order_by(gold))
         match_bird = compare_rows_bird(gold_result.rows, result.rows)
     return Verdict(match, match_bird, result.status, gold_result.status, pred, result)
 
 
 def gold_is_stable(database: str | Path, gold: str) -> bool:
-    """False if the gold's rows change when tables are scanned backwards (a tie cut by LIMIT, the order of a sum)."""
+    """False if the gold's rows change when tables are scanned backwards, as SQLite does where no ORDER BY applies."""
     forward, backward = run_gold(database, gold), run_sql(database, gold, max_ops=GOLD_MAX_OPS, reverse_scan=True)
     ordered = has_top_level_order_by(gold)
     return forward.status == backward.status and compare_rows(forward.rows, backward.rows, ordered=ordered)
@@ -68,7 +64,7 @@ def gold_is_stable(database: str | Path, gold: str) -> bool:
 def extract_sql(completion: str) -> str:
     """The content of the last ```sql block, else the whole text; stripped.
 
-    Example: "So:\\n```sql\\nSELECT 1\\n```" -> "SELECT 1"
+    Example: "So: ```sql\\nSELECT 1\\n```" -> "SELECT 1"
     """
     blocks = _SQL_BLOCK.findall(completion)
     return (blocks[-1] if blocks else completion).strip()
@@ -82,32 +78,30 @@ def score_completion(example: "Example", completion: str) -> Verdict:
 def sql_reward(example: "Example", completion: str, result: Verdict, metric: str = "spider") -> dict[str, float]:
     """The unweighted parts of the reward, each 0.0 or 1.0.
 
-    correct: rows match under `metric`. executes: does not match, but runs and reads a table (`SELECT 1` does not).
+    correct: rows match under `metric`. executes: they do not, but it runs and reads a table (`SELECT 1` does not).
     format: exactly one ```sql block. exact: the SQL is the gold's text, to the character.
     """
-    if metric not in METRICS:
-        raise ValueError(f"metric = {metric!r}; expected one of {', '.join(METRICS)}")
+    if metric not in ("spider", "bird"):
+        raise ValueError(f"metric = {metric!r}; expected 'spider' or 'bird'")
     correct = result.match if metric == "spider" else result.match_bird
-    executes = result.status == "ok" and bool(result.result.tables) and not correct
     one_block = len(_SQL_BLOCK.findall(completion)) == len(_SQL_FENCE.findall(completion)) == 1
+    executes = result.status == "ok" and bool(result.result.tables) and not correct
     exact = extract_sql(completion) == example.gold.strip()
-    parts = {"correct": correct, "executes": executes, "format": one_block, "exact": exact}
-    return {name: float(value) for name, value in parts.items()}
+    return {"correct": float(correct), "executes": float(executes), "format": float(one_block), "exact": float(exact)}
 
 
 def total_reward(parts: dict[str, float], weights: dict[str, float]) -> float:
-    """Weighted sum; a part without a weight counts 1.0 (parts of a custom reward).
+    """Weighted sum; a part without a weight (of a custom reward) counts 1.0.
 
-    Example: ({"correct": 1.0, "exact": 1.0}, {"exact": 0.0}) -> 1.0
+    Example: ({"correct": 1.0, "style": 0.5}, {"correct": 2.0}) -> 2.5
     """
     return sum(weights.get(name, 1.0) * value for name, value in parts.items())
 
 
 def check_reward(fn: Callable, name: str) -> None:
-    """Call a reward function on a right, a wrong and a broken query, so that its mistakes show before training.
+    """Try a reward function on a right, a wrong and a broken query, so that its mistakes show before training.
 
-    Raises:
-        ValueError: it raises, or returns anything but {part name: finite number}.
+    Raises a ValueError with its name if it raises, or returns anything but {part name: finite number}.
     """
     from sqlenv.datasets import Example
 
@@ -118,14 +112,12 @@ def check_reward(fn: Callable, name: str) -> None:
         example = Example(question="What is sold?", gold="SELECT name FROM item", db_id="shop", database=path)
         for sql in (example.gold, "SELECT price FROM item", "SELECT FROM"):
             completion = f"```sql\n{sql}\n```"
+            verdict = score_completion(example, completion)
             try:
-                parts = fn(example, completion, score_completion(example, completion))
-            except Exception as error:  # any error of the user's function is reported under its name
-                raise ValueError(
-                    f"reward {name!r} raised {type(error).__name__}: {error}; on {completion!r}"
-                ) from error
-            if not isinstance(parts, dict) or not all(
-                isinstance(key, str) and isinstance(value, (int, float)) and math.isfinite(value)
-                for key, value in parts.items()
-            ):
-                raise ValueError(f"reward {name!r} returned {parts!r}; expected a dict of part names to finite numbers")
+                parts = fn(example, completion, verdict)
+                good = isinstance(parts, dict) and all(isinstance(part, str) for part in parts)
+                good = good and all(map(math.isfinite, parts.values()))
+            except Exception as error:  # whatever it is, it is reported under the function's name
+                raise ValueError(f"reward {name!r} on {completion!r}: {type(error).__name__}: {error}") from error
+            if not good:
+                raise ValueError(f"reward {name!r} returned {parts!r}; expected {{part name: finite number}}")

@@ -17,7 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sqlenv.database import _check_database
+from sqlenv.database import run_sql
 
 # All keywords of SQLite: names among them are quoted in prompts and refused for synthetic databases.
 KEYWORDS = frozenset(
@@ -100,7 +100,8 @@ def render_schema(schema: Schema, style: str = "compact", sample_values: int = 0
 
 
 def _connect(database: str | Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(_check_database(database)[0], uri=True)  # read only, or ValueError
+    run_sql(database, "SELECT 1")  # ValueError unless this is a SQLite file that can be read
+    connection = sqlite3.connect(f"{Path(database).resolve().as_uri()}?mode=ro&immutable=1", uri=True)
     connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")  # real data is not always UTF-8
     return connection
 

@@ -94,7 +94,7 @@ def compact(sql: str) -> str:
     Example: "SELECT AVG ( age ) FROM guest WHERE city = 'Oslo'" -> "select avg(age) from guest where city='Oslo'"
     """
     sql = re.sub(r"\b[A-Z]+\b", lambda word: word[0].lower(), sql)  # 'Oslo' is not all capitals and stays
-    return re.sub(r" ([,)])", r"\1", re.sub(r" ?(<=|>=|[<>=.(]) ?", r"\1", sql))
+    return re.sub(r" ([,)])", r"\1", re.sub(r" ?([<>=.(]) ?", r"\1", sql))
 
 
 def _read_manifest(folder: Path, arguments: dict) -> list[Example] | None:
@@ -115,7 +115,7 @@ def _read_manifest(folder: Path, arguments: dict) -> list[Example] | None:
 def _make_database(rng: random.Random, path: Path, pool: str, num_questions: int, sloppy: float) -> list[list[str]]:
     """Write one database and return its questions as [question, gold, db_id, family, target]."""
     tables = _make_tables(rng, pool)
-    careless = random.Random(f"{rng.random()}")  # a stream of its own, so that `sloppy` changes targets only
+    careless = random.Random(f"{rng.random()}")  # a stream of its own: targets never touch questions
     rows, asked = [], set()
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.executescript(_script(rng, tables))

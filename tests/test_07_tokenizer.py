@@ -9,6 +9,7 @@ Run: pytest tests/test_07_tokenizer.py
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,17 @@ def test_a_saved_truncation_or_padding_does_not_touch_prompts(folder):
     assert len(load_tokenizer(folder).encode("a b c d e f")) > 2
 
 
+def test_no_token_is_put_in_front_even_where_the_file_asks_for_it(folder):
+    """A rendered conversation already has its control tokens: a second beginning would be trained on."""
+    first = [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    special = {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}}
+    processor = {"type": "TemplateProcessing", "single": first, "pair": first, "special_tokens": special}
+    edit(folder / "tokenizer.json", post_processor=processor)
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.backend.encode("a").ids == [0, 67]
+    assert tokenizer.encode("a") == [67]
+
+
 # --- what the folder says ---
 
 
@@ -234,9 +246,10 @@ def test_every_spelling_that_is_recognised_renders_as_jinja_does(folder):
     """Random white space, dashes and quotes. Some spellings print white space; those must be refused."""
     jinja2 = pytest.importorskip("jinja2")
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)  # transformers' settings
+    plain = load_tokenizer(folder)
     rng = random.Random(2)
     accepted = 0
-    for _ in range(300):
+    for _ in range(200):
         template = rng.choice([PLAIN_CHATML, DEFAULT_CHATML.replace("DEFAULT", "you are \\\\boxed{}, it\\'s \u00e9")])
         rate = rng.choice([0, 0.05, 0.5])
         for tag, places in (("{%", 9), ("%}", 9), ("{{", 5), ("}}", 5)):
@@ -248,18 +261,18 @@ def test_every_spelling_that_is_recognised_renders_as_jinja_does(folder):
                 parts[i - 1] = parts[i - 1] + noise if tag[0] == "{" else parts[i - 1] + dash
             template = tag.join(parts)
         template = rng.choice([template, template.replace("message['role']", "message.role").replace("\n'", "\\n'")])
-        edit(folder / "tokenizer_config.json", chat_template=template)
-        tokenizer = load_tokenizer(folder)
+        tokenizer = replace(plain, template=template)
         try:
             tokenizer.render_chat(HI)
         except CheckpointError:
             continue
         accepted += 1
+        program = environment.from_string(template)
         for talk in TALKS:
             for more in (True, False):
-                wanted = environment.from_string(template).render(messages=talk, add_generation_prompt=more)
+                wanted = program.render(messages=talk, add_generation_prompt=more)
                 assert tokenizer.render_chat(talk, more) == wanted, template
-    assert 60 < accepted < 290, accepted
+    assert 40 < accepted < 190, accepted
 
 
 BAD_MESSAGES = [
@@ -271,7 +284,7 @@ BAD_MESSAGES = [
 
 @pytest.mark.parametrize("messages", BAD_MESSAGES)
 def test_messages_that_chatml_cannot_hold_are_refused(folder, messages):
-    with pytest.raises(ValueError, match=r"messages? = .*; expected"):
+    with pytest.raises(ValueError, match=r"message = .*; expected only a role"):
         load_tokenizer(folder).render_chat(messages)
 
 

@@ -140,17 +140,20 @@ def test_odd_keys_are_resolved_or_left_out(tmp_path):
         tmp_path / "odd.sqlite",
         """CREATE TABLE pair (b TEXT, a INT, PRIMARY KEY (a, b));
         CREATE TABLE "No Key" (x, y INT GENERATED ALWAYS AS (1));
-        CREATE TABLE child (p INT, q TEXT, "r s" UNSIGNED  BIG INT, FOREIGN KEY (p, q) REFERENCES pair,
-            FOREIGN KEY (p) REFERENCES gone (id), FOREIGN KEY ("r s") REFERENCES "no key" (missing));""",
+        CREATE TABLE child (p INT, q TEXT, z, "r s" UNSIGNED  BIG INT, FOREIGN KEY (p, q) REFERENCES pair,
+            FOREIGN KEY (z) REFERENCES pair, FOREIGN KEY (p) REFERENCES gone (id),
+            FOREIGN KEY ("r s") REFERENCES "no key" (missing));""",
     )
     pair, no_key, child = read_schema(path).tables
     assert pair == Table("pair", (("b", "TEXT"), ("a", "INT")), ("a", "b"))
     assert [name for name, _ in no_key.columns] == ["x", "y"]
-    assert child.foreign_keys == (ForeignKey(("p", "q"), "pair", ("a", "b")), ForeignKey(("r s",), "No Key", ()))
-    text = render_schema(read_schema(path))
-    assert (
-        text.split("\n")[2]
-        == 'table child ( p int -> pair . a , q text -> pair . b , "r s" unsigned big int -> "No Key" )'
+    assert child.foreign_keys == (
+        ForeignKey(("p", "q"), "pair", ("a", "b")),
+        ForeignKey(("z",), "pair", ()),  # one column cannot point at a primary key of two
+        ForeignKey(("r s",), "No Key", ()),
+    )
+    assert render_schema(read_schema(path)).split("\n")[2] == (
+        'table child ( p int -> pair . a , q text -> pair . b , z -> pair , "r s" unsigned big int -> "No Key" )'
     )
 
 

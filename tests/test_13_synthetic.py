@@ -93,10 +93,12 @@ def test_no_name_but_id_is_shared_between_training_val_and_test(splits):
 
 
 @pytest.mark.parametrize("bad", ["guest", "guest_id", "order", "every"])
-def test_overlapping_or_reserved_names_are_refused(monkeypatch, bad):
+def test_overlapping_or_reserved_names_are_refused(monkeypatch, tmp_path, bad):
     monkeypatch.setitem(words.NAMES["val"], "text", [*words.NAMES["val"]["text"], bad])
     with pytest.raises(ValueError, match=f"name '{bad}' of pool 'val' is also"):
         check_name_pools()
+    with pytest.raises(ValueError, match=bad):  # asserted before anything is made
+        make_split(tmp_path, "sft", **SIZES, seed=3)
 
 
 def test_train_names_are_mostly_pseudo_words_that_are_never_held_out_or_reserved():
@@ -113,7 +115,7 @@ def test_train_names_are_mostly_pseudo_words_that_are_never_held_out_or_reserved
 
 def test_every_gold_returns_rows_and_every_family_occurs(splits):
     for examples in splits.values():
-        assert len(examples) == 480
+        assert len(examples) == 480 == sum(len(e.question.split()) <= 15 for e in examples)
         assert len({(e.db_id, e.question) for e in examples}) == 480
         assert {e.difficulty for e in examples} == set(words.FAMILIES)
         assert all(rows(e, e.gold) for e in examples)
@@ -147,22 +149,27 @@ def test_sloppiness_changes_targets_only_and_as_often_as_asked(tmp_path, splits)
 
 
 def test_a_copied_word_is_written_in_the_target_as_in_the_prompt(splits):
-    """Each identifier and text value of a target stands behind a space in the prompt too: the same BPE pieces."""
+    """Each name or text value of a target stands between blanks in the prompt too (the same BPE pieces), and a question
+    is made of reserved words, names of the schema as they are there, numbers and quoted values only."""
     for example in splits["val"]:
         prompt = build_messages(example)[0]["content"]
+        schema, question = prompt.rsplit("\nquestion:", 1)
         for word in re.findall(r" ('\w+'|[a-z]\w*)", example.target):
-            assert f" {word}" in prompt, example
+            assert f" {word} " in f"{prompt} ", example
+        for word in question.split():
+            assert word in words.RESERVED or word.isdigit() or word[0] == "'" or f" {word} " in schema, example
 
 
 def test_numbers_differ_within_a_column_so_that_no_gold_has_ties(splits):
     for example in splits["test"][::8]:
         for table in read_schema(example.database).tables:
-            for column, kind in table.columns:
+            for column, declared in table.columns:
+                kind = declared.upper()  # older versions of SQLite report the type as it was typed
                 values = rows(example, f"SELECT {column} FROM {table.name}")
                 assert 6 <= len(values) <= 12
-                if kind == "integer" and not column.endswith("_id"):
+                if kind == "INTEGER" and not column.endswith("_id"):
                     assert len(set(values)) == len(values)
-                if kind == "text":
+                if kind == "TEXT":
                     assert len(set(values)) < len(values)
 
 
@@ -187,6 +194,11 @@ def test_the_seed_alone_decides_every_byte(tmp_path, splits, folder):
 def test_more_databases_do_not_change_the_first_ones(tmp_path, splits):
     few = make_split(tmp_path, "val", num_databases=2, questions_per_database=8, seed=3)
     assert [e.gold for e in few] == [e.gold for e in splits["val"][:16]]
+
+
+def test_no_question_is_asked_twice_of_a_database(tmp_path):
+    many = make_split(tmp_path, "val", num_databases=20, questions_per_database=20, seed=0)
+    assert len({(e.db_id, e.question) for e in many}) == 400
 
 
 def test_a_finished_split_is_kept_and_an_unfinished_or_other_one_is_rebuilt(tmp_path):

@@ -79,6 +79,7 @@ def test_every_formula_equals_a_loop_over_groups():
 def test_equal_rewards_give_exactly_zero_whatever_the_value(name, value):
     rewards = torch.full((3, 8), value)
     rewards[1, 3] += 1.0  # another group is alive
+    rewards[2] += 0.3  # and one is flat at another value
     advantages = compute_advantages(rewards, name)
     assert not advantages[0].any()
     assert not advantages[2].any()

@@ -353,12 +353,27 @@ def test_a_fully_masked_row_counts_as_a_row_and_not_as_tokens():
     for loss_type, expected in {"grpo": -0.5, "dr_grpo": -2 / 14, "dapo": -1.0}.items():
         loss, _ = policy_loss(torch.zeros(2, 2), None, torch.tensor([1.0, 9.0]), mask, **settings(loss_type))
         assert loss.item() == pytest.approx(expected)
+    arguments = ratios(2.0, 2.0).detach().expand(2, 2), torch.zeros(2, 2), torch.ones(2), mask
+    stats = policy_loss(*arguments, importance_sampling_level="sequence")[1]
+    assert [part.item() for part in stats["clip_ratio/high_mean"]] == [1, 1]  # the empty row has no ratio
+
+
+def test_only_the_trained_policy_receives_a_gradient_and_the_kl_is_corrected_by_default():
+    batch = random_batch()
+    frozen = [batch[name].requires_grad_() for name in ("old_logprobs", "ref_logprobs", "sampling_logprobs")]
+    default = value_and_grad(batch, beta=0.1, importance_sampling_cap=2.0)
+    assert all(tensor.grad is None for tensor in frozen)
+    corrected, plain = (
+        value_and_grad(batch, use_bias_correction_kl=on, **FULL | {"delta": None}) for on in (True, False)
+    )
+    assert torch.equal(default[1], corrected[1])
+    assert not torch.equal(default[1], plain[1])
 
 
 def test_half_precision_inputs_are_computed_in_float32():
     """In bfloat16 the ratio of a small update, exp(-.001), rounds to 1 and would lose the step."""
     logprobs = torch.tensor([[-0.001]], dtype=torch.bfloat16)
-    loss, _ = policy_loss(logprobs, torch.zeros(1, 1), torch.ones(1), torch.ones(1, 1))
+    loss, _ = policy_loss(logprobs, torch.zeros_like(logprobs), torch.ones(1), torch.ones(1, 1))
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(-math.exp(logprobs.item()), abs=1e-6)
 

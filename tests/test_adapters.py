@@ -1,8 +1,9 @@
 """LoRA adapters in PEFT's format (with step 9): save, load, and refuse what this decoder cannot represent.
 
 Built here: model/adapters.py `save_adapter`, `load_adapter`.
-Rule: `base_model.model.<module>.lora_A.weight` (R, in), `.lora_B.weight` (out, R); scaling alpha / r, or with use_rslora
-alpha / sqrt(r). A key of the config that is not known to be harmless must be empty.
+Rule: `base_model.model.<module>.lora_A.weight` (R, in), `.lora_B.weight` (out, R); scaling alpha / r, or, with
+use_rslora, alpha / sqrt(r).
+A key of the config that is not known to be harmless must be empty.
 Run: pytest tests/test_adapters.py
 """
 
@@ -143,7 +144,8 @@ REFUSED_KEYS = [
     ("alpha_pattern", {"q_proj": 4}), ("layers_to_transform", [1]), ("layers_to_transform", 0),
     ("layers_pattern", "layers"), ("fan_in_fan_out", True), ("init_lora_weights", "pissa"),
     ("init_lora_weights", "loftq"), ("target_modules", r".*\.q_proj"), ("target_modules", []),
-    ("target_modules", ["q_proj", "lm_head"]), ("target_modules", ["proj"]), ("target_modules", [["q_proj"]]), ("target_modules", None),
+    ("target_modules", ["q_proj", "lm_head"]),
+    ("target_modules", ["proj"]), ("target_modules", [["q_proj"]]), ("target_modules", None),
     ("target_parameters", ["w"]), ("trainable_token_indices", [1]), ("layer_replication", [[0, 1]]),
     ("exclude_modules", ["q_proj"]), ("use_qalora", True), ("some_later_method", {"x": 1}), ("r", 0), ("r", True),
     ("r", "8"), ("r", None), ("lora_alpha", 0), ("lora_alpha", "16"),
@@ -159,6 +161,21 @@ def test_other_kinds_of_adapter_are_refused_and_the_model_is_untouched(tmp_path,
         load_adapter(model, tmp_path)
     assert not list(lora_modules(model))
     assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_config_that_does_not_say_its_kind_is_refused(tmp_path):
+    save_adapter(adapted(), tmp_path)
+    (tmp_path / "adapter_config.json").write_text('{"r": 2, "lora_alpha": 6}', encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"peft_type: expected 'LORA', found None"):
+        load_adapter(tiny(), tmp_path)
+
+
+def test_an_adapter_on_the_output_head_is_refused(tmp_path):
+    save_adapter(adapted(), tmp_path)
+    edit(tmp_path, target_modules=[*LINEAR_NAMES, "lm_head"])
+    untied = Qwen2(Qwen2Config(20, 16, 12, 2, 4, 2, 4, tie_word_embeddings=False))
+    with pytest.raises(CheckpointError, match=r"target_modules: expected .* out of q_proj, .*, found .*lm_head"):
+        load_adapter(untied, tmp_path)
 
 
 def drop_one(tensors: dict) -> dict:

@@ -91,6 +91,10 @@ def test_a_line_is_appended_at_once_and_infinity_becomes_null_with_a_warning(tmp
     assert json.loads(second) == {"step": 2, "grad_norm": None, "rows": [{"logprobs": [0.5, None]}], "kl": None}
 
 
+def steps(path):
+    return [json.loads(line)["step"] for line in path.read_text(encoding="utf-8").rstrip("\n").split("\n")]
+
+
 def test_a_log_is_cut_back_to_the_step_of_a_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
     truncate_log(path, 3)  # no log yet: nothing to do
@@ -100,10 +104,10 @@ def test_a_log_is_cut_back_to_the_step_of_a_checkpoint(tmp_path):
     with path.open("a", encoding="utf-8") as file:
         file.write('{"step": 6, "tex')  # the run was killed here
     truncate_log(path, 5)
-    assert [json.loads(line)["step"] for line in path.read_text(encoding="utf-8").split("\n")[:-1]] == [1, 2, 3, 4, 5]
+    assert steps(path) == [1, 2, 3, 4, 5]
     truncate_log(path, 3)
     append_line(path, {"step": 4})
-    assert [json.loads(line)["step"] for line in path.read_text(encoding="utf-8").split("\n")[:-1]] == [1, 2, 3, 4]
+    assert steps(path) == [1, 2, 3, 4]
     assert list(tmp_path.iterdir()) == [path]
 
 

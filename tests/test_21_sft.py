@@ -1,0 +1,177 @@
+"""Step 21: supervised fine-tuning over trees. `grpo/sft.py`: `common_prefix`, `make_groups`, `sft_loss`, `train_sft`.
+
+What is built: the questions of one database become branches of what their prompts share, and one loss:
+
+    loss = sum(w * -log p) / sum(w),  w = 1 on completion tokens, the end token included, prompt_loss_weight on the rest
+                                      of a prompt, 0 on what the prompts share
+
+Rule: the layout is ours, the numbers are a plain language model's. Needs steps 16 and 17; it makes the policy that RL
+starts from. Command: pytest tests/test_21_sft.py
+"""
+
+import copy
+import math
+
+import pytest
+import torch
+from helpers import check_close, gradients, tiny_model
+from rl_helpers import TablePolicy, lora_model
+
+from grpo.config import SftConfig
+from grpo.sft import SftGroup, common_prefix, make_groups, sft_loss, train_sft
+
+END = 0
+SCHEMA = [5, 6, 7]
+# Three questions on one database, one on another; prompts end with an "assistant" token, 9.
+PAIRS = [
+    [([*SCHEMA, 11, 9], [21, 22, END]), ([*SCHEMA, 12, 13, 9], [23, END]), ([*SCHEMA, 14, 9], [24, 25, 26, END])],
+    [([8, 6, 15, 9], [27, END])],
+]
+
+
+def train(model, pairs=PAIRS, seed: int = 0, **changes) -> list[dict[str, float]]:
+    """Train in place; what was reported, step by step."""
+    settings = {"max_steps": 4, "groups_per_step": 1, "max_branches": 2, "learning_rate": 3e-3} | changes
+    stage, rows = SftConfig(**settings), []
+    groups = make_groups(pairs, stage.max_branches)
+    train_sft(model, groups, stage, seed, lambda step, row: rows.append({"step": step} | row))
+    return rows
+
+
+# --- worked ---
+
+
+def test_common_prefix():
+    cases = [([[1, 2, 3], [1, 2, 4, 5]], 2), ([[1, 2], [1, 2, 4]], 2), ([[3, 1], [3, 1]], 2), ([[1], [2]], 0)]
+    cases += [([[1, 9, 2], [1, 2, 9], [1, 9, 9]], 1)]  # the row in the middle differs first
+    for rows, length in cases:
+        assert common_prefix(rows) == common_prefix(rows[::-1]) == length
+
+
+def test_make_groups_worked_example():
+    """Prompts 1 2 3 and 1 2 4 share 1 2; a branch is the rest of the prompt, one token, then the completion."""
+    groups = make_groups([[([1, 2, 3], [9]), ([1, 2, 4], [8])]], max_branches=8)
+    assert groups == [SftGroup(prefix=[1, 2], branches=[[3, 9], [4, 8]], question_lengths=[1, 1])]
+
+
+def test_the_loss_of_one_question_by_hand():
+    """Two ids, both logits 0, but after id 1 they are (log 3, 0). Prefix 0, question 1, completion 0 and then 1.
+
+    -log p: question 1 after 0: log 2; completion 0 after 1: log 4/3; 1 after 0: log 2. Two completion tokens.
+    """
+    policy = TablePolicy(torch.tensor([[0.0, 0.0], [math.log(3), 0.0]]))
+    group = SftGroup(prefix=[0], branches=[[1, 0, 1]], question_lengths=[1])
+    log2, log43 = math.log(2), math.log(4 / 3)
+    for weight, value in {0.0: (log43 + log2) / 2, 0.5: (0.5 * log2 + log43 + log2) / 2.5}.items():
+        loss, tokens = sft_loss(policy, [group], prompt_loss_weight=weight)
+        check_close(loss, value, f"question tokens weigh {weight}, and so in the denominator")
+        assert tokens == 2
+
+
+# --- the slow, obvious spec ---
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+def test_the_tree_gives_the_loss_and_the_gradient_of_copied_prompts(weight):
+    """Every pair as a plain row, schema copied; one weight per predicted token. The mean is over the whole step."""
+    model, groups = tiny_model(), make_groups(PAIRS, max_branches=2)
+    shared = [3, 3, 5, 4]  # two questions share the schema; the third, alone in its tree, all of its own prompt
+
+    def copied() -> torch.Tensor:
+        total, weights = 0.0, 0.0
+        for (prompt, completion), start in zip([pair for pairs in PAIRS for pair in pairs], shared, strict=True):
+            ids = torch.tensor(prompt + completion)
+            logprobs = model(ids[None])[0].log_softmax(dim=1)
+            for t in range(start, len(ids)):
+                w = 1.0 if t >= len(prompt) else weight
+                total, weights = total - w * logprobs[t - 1, ids[t]], weights + w
+        return total / weights
+
+    loss, tokens = sft_loss(model, groups, weight)
+    check_close(loss, copied(), "the same tokens, weights and denominator")
+    assert tokens == 11
+    expected = gradients(model, copied)
+    for name, slope in gradients(model, lambda: sft_loss(model, groups, weight)[0]).items():
+        check_close(slope, expected[name], name, atol=1e-5)
+
+
+# --- properties ---
+
+
+@pytest.mark.parametrize("max_branches", [1, 2, 3, 8])
+def test_groups_hold_every_pair_once_and_never_more_than_max_branches(max_branches):
+    groups = make_groups(PAIRS, max_branches)
+    pairs = [
+        (group.prefix + branch[:length], branch[length:])
+        for group in groups
+        for branch, length in zip(group.branches, group.question_lengths, strict=True)
+    ]
+    assert pairs == [pair for database in PAIRS for pair in database]
+    assert max(len(group.branches) for group in groups) == min(max_branches, 3)
+
+
+def test_the_end_token_is_trained():
+    """After token 1 comes the end token: training must raise its probability."""
+    policy = TablePolicy(torch.zeros(3, 3))
+    sft_loss(policy, make_groups([[([2], [1, END])]], max_branches=1), 0.0)[0].backward()
+    check_close(policy.table.grad[1], [-1 / 3, 1 / 6, 1 / 6], "(p - onehot) / 2 tokens in the row after token 1")
+
+
+def test_what_prompts_share_is_not_trained():
+    """At full weight the question is learned, the schema still is not: nothing predicts tokens 6 and 7."""
+    policy = TablePolicy(torch.zeros(48, 48))
+    sft_loss(policy, make_groups(PAIRS[:1], max_branches=3), 1.0)[0].backward()
+    assert (policy.table.grad[SCHEMA[:2]] == 0).all()
+    assert (policy.table.grad[SCHEMA[2]] != 0).any()  # the last shared token predicts the first of each question
+
+
+def test_the_same_seed_gives_the_same_weights():
+    weights = []
+    for seed in (0, 0, 1):
+        model = tiny_model()
+        train(model, seed=seed)
+        weights.append(model.model.norm.weight.clone())
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2]), "another order of the databases"
+
+
+def test_every_group_comes_once_in_a_pass(monkeypatch):
+    """Three trees, two a step: three steps are two passes."""
+    seen = []
+    monkeypatch.setattr("grpo.sft.sft_loss", lambda model, groups, w: seen.extend(groups) or sft_loss(model, groups, w))
+    train(tiny_model(), groups_per_step=2, max_steps=3)
+    prefixes = [tuple(group.prefix) for group in seen]
+    assert sorted(prefixes[:3]) == sorted(prefixes[3:]) == sorted({*prefixes})
+
+
+def test_the_loss_falls_to_nothing_on_a_task_that_can_be_learned_by_heart():
+    model = tiny_model()
+    rows = train(model, max_steps=40, groups_per_step=2, learning_rate=1e-2, warmup_steps=4)
+    assert rows[0]["sft/loss"] > 3 > 0.05 > rows[-1]["sft/loss"]
+    prompt, completion = PAIRS[0][1]
+    for i, token in enumerate(completion):
+        assert model(torch.tensor([prompt + completion[:i]]))[0, -1].argmax() == token
+
+
+def test_what_is_reported():
+    rows = train(tiny_model(), max_steps=3, learning_rate=0.3, lr_scheduler_type="linear", warmup_steps=1)
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert [row["sft/learning_rate"] for row in rows] == pytest.approx([0.3, 0.3, 0.15])
+    assert sorted(row["sft/num_tokens"] for row in rows) == [2, 4, 5]  # completion tokens of the three trees
+    assert all(row["sft/grad_norm"] > 0 for row in rows)
+
+
+def test_only_the_adapter_trains_where_there_is_one():
+    model = lora_model()
+    before = copy.deepcopy(model.state_dict())
+    train(model)
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {name for name in before if "lora_" in name}
+
+
+# --- errors ---
+
+
+def test_a_stage_without_examples_is_an_error():
+    with pytest.raises(ValueError, match="the SFT stage has no examples"):
+        train(tiny_model(), pairs=[])

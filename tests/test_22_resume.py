@@ -1,0 +1,89 @@
+"""Step 22: a killed run goes on as if nothing had happened.
+
+Built here: grpo/checkpoint.py `derived_generator`, `save_checkpoint`, `last_checkpoint`, `load_training_state`.
+Rule: every random number comes from a generator seeded by (seed, purpose, step), and a checkpoint holds the rest:
+weights, optimizer, progress. So 2 steps + kill + resume + 2 steps give the bytes of 4 steps (CPU, same threads).
+Run: pytest tests/test_22_resume.py
+"""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_run import run_tiny
+
+import train
+from grpo.checkpoint import derived_generator, last_checkpoint
+
+
+def steps(run, name="metrics.jsonl"):
+    rows = [json.loads(line) for line in (run / name).read_text(encoding="utf-8").splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith("time/") and k != "step_time"} for row in rows]
+
+
+def test_the_generator_depends_on_seed_purpose_and_step_and_on_nothing_else():
+    def draw(*key):
+        return torch.rand(3, generator=derived_generator(*key)).tolist()
+
+    assert draw(0, "rollout", 5) == draw(0, "rollout", 5)
+    others = [draw(1, "rollout", 5), draw(0, "order", 5), draw(0, "rollout", 6)]
+    assert all(other != draw(0, "rollout", 5) for other in others)
+
+
+@pytest.mark.parametrize("overrides", [(), ("grpo.num_iterations=2", "grpo.beta=0.1")])
+def test_killed_between_checkpoints_and_resumed_equals_never_killed(tmp_path, monkeypatch, overrides):
+    whole = run_tiny(tmp_path, *overrides)
+
+    def kill(run, *rest):
+        log_step(run, *rest)
+        if run.progress["step"] == 3:  # one step after the checkpoint of step 2
+            raise KeyboardInterrupt
+
+    log_step = train.log_step
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(train, "log_step", kill)
+        run_tiny(tmp_path, *overrides)
+    killed = tmp_path / "runs" / "tiny-2"
+    assert last_checkpoint(killed).name == "2"
+    assert [row["step"] for row in steps(killed)] == [0, 1, 2, 2, 3]  # 0 and 2 twice: val comes on lines of its own
+    torch.rand(7)  # somebody else uses the global stream in between
+    assert train.main(["--resume", str(killed)]) == 0
+    assert steps(killed) == steps(whole)
+    assert steps(killed, "samples.jsonl") == steps(whole, "samples.jsonl")
+    for name in ("model.safetensors",):
+        a, b = (load_file(last_checkpoint(run) / name) for run in (killed, whole))
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_old_checkpoints_go_and_the_best_stays(tmp_path):
+    run = run_tiny(tmp_path, "grpo.max_steps=6", "eval.eval_steps=1", "run.save_steps=1")
+    kept = {path.name for path in (run / "checkpoints").iterdir() if path.is_dir()}
+    state = torch.load(last_checkpoint(run) / "training_state.pt", weights_only=True)["progress"]
+    assert kept <= {"6", str(state["best_step"])}
+    assert "6" in kept
+
+
+def test_a_crash_while_writing_costs_no_earlier_checkpoint(tmp_path, monkeypatch):
+    def full_disk(*_):
+        raise OSError("no space left on device")
+
+    run = run_tiny(tmp_path, "grpo.max_steps=2")
+    monkeypatch.setattr(torch, "save", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        run_tiny(tmp_path)
+    assert last_checkpoint(run).name == "2"
+    monkeypatch.undo()
+    assert train.main(["--resume", str(run)]) == 0
+
+
+def test_resuming_without_a_checkpoint_or_with_a_damaged_one_is_one_clear_line(tmp_path, capsys):
+    run = run_tiny(tmp_path, "grpo.max_steps=2")
+    state = last_checkpoint(run) / "training_state.pt"
+    state.write_bytes(state.read_bytes()[:100])
+    assert train.main(["--resume", str(run)]) == 2
+    assert "is damaged" in capsys.readouterr().err
+    (run / "checkpoints" / "last").unlink()
+    assert train.main(["--resume", str(run)]) == 2
+    assert "no complete checkpoint to resume from" in capsys.readouterr().err

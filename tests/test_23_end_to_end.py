@@ -1,0 +1,152 @@
+"""Step 23: the whole path, from a config to a policy that earns more than before.
+
+Built here: train.py `train`, `prepare`, `score_rollouts`, and evaluate.py `evaluate_policy`.
+    questions -> prompts -> rollouts -> rewards -> advantages -> update -> log -> evaluate -> save
+Run: pytest tests/test_23_end_to_end.py
+"""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_run import run_tiny
+
+import evaluate
+import sqlenv.reward
+import train
+from grpo.checkpoint import last_checkpoint
+from sqlenv.datasets import Example
+
+
+def metrics(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_tiny_run_raises_its_reward_with_a_reward_and_an_advantage_of_ones_own(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def short(example, completion, result):\n"
+        "    return {'short': 1 / (1 + len(completion))}\n"
+        "def no_std(rewards, info):\n"
+        "    return rewards - rewards.mean(dim=1, keepdim=True)\n",
+        encoding="utf-8",
+    )
+    mine = tmp_path / "mine.py"
+    own = [f"reward.function={mine}:short", f"grpo.advantage={mine}:no_std"]
+    run = run_tiny(tmp_path, *own, "grpo.max_steps=30", "eval.eval_steps=0", "grpo.learning_rate=2e-2")
+    rewards = [row["rewards/short/mean"] for row in metrics(run) if "reward" in row]
+    assert len(rewards) == 30
+    assert sum(rewards[-5:]) > 1.5 * sum(rewards[:5])
+
+
+def test_two_updates_move_every_lora_matrix(tmp_path):
+    start = run_tiny(tmp_path, "grpo.max_steps=0")
+    base = last_checkpoint(start)
+    mine = tmp_path / "mine.py"
+    mine.write_text("def f(example, completion, result):\n    return {'n': len(completion)}\n", encoding="utf-8")
+    lora = ["model.init=load", f"model.path={base}", "model.lora_r=4", "sft=[]", f"reward.function={mine}:f"]
+    run = run_tiny(tmp_path, *lora, "grpo.max_steps=2")
+    one = run_tiny(tmp_path, *lora, "grpo.max_steps=1")
+    two_steps, one_step = (load_file(last_checkpoint(r) / "adapter_model.safetensors") for r in (run, one))
+    assert len(two_steps) == 2 * 7 * 2  # A and B of seven linear layers in two decoder layers
+    assert all(tensor.abs().max() > 0 for name, tensor in one_step.items() if "lora_B" in name)
+    # A's gradient goes through B, which is zero until the first step: A moves from the second on.
+    assert all(not torch.equal(two_steps[name], one_step[name]) for name in two_steps)
+
+
+def test_reward_and_metric_are_the_same_function_object():
+    assert train.score_completion is evaluate.score_completion is sqlenv.reward.score_completion
+
+
+def test_spacing_does_not_change_the_reward_though_it_changes_the_string(tmp_path):
+    import sqlite3
+
+    path = tmp_path / "t.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE head (age INTEGER)")
+        connection.executemany("INSERT INTO head VALUES (?)", [(50,), (60,), (70,)])
+    connection.close()
+    example = Example("How many?", "SELECT count(*) FROM head WHERE age  >  56", "t", path)
+    texts = [[f"```sql\nSELECT count(*) FROM head WHERE {c}\n```" for c in ("age>56", "age > 56", "age>99")]]
+    weights = {"correct": 1.0, "executes": 0.1, "format": 0.2, "exact": 0.0}
+    rewards = train.score_rollouts([example], texts, partial(sqlenv.reward.sql_reward, metric="spider"), weights)
+    assert rewards.total.tolist() == [pytest.approx([1.2, 1.2, 0.3])]
+    assert rewards.parts["exact"].tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_a_run_leaves_everything_behind_that_it_promises(tmp_path):
+    run = run_tiny(tmp_path)
+    names = {path.name for path in run.iterdir()}
+    expected = {"config.toml", "metrics.jsonl", "samples.jsonl", "sft.jsonl", "checkpoints", "summary.json"}
+    assert expected | {"eval-test-before.json", "eval-test-after.json"} <= names
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    keys = {"execution_accuracy", "low", "high", "n", "pass@2", "vote@2"}
+    assert keys <= summary["before"].keys()
+    assert keys <= summary["after"].keys()
+    assert {"dead_group_share", "seconds", "seed", "versions", "verdict"} <= summary.keys()
+    assert "taught nothing" in summary["verdict"]
+    sample = json.loads((run / "samples.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    assert len(sample["completions"]) == 4
+    assert len(sample["completions"][0]["tokens"]) == len(sample["completions"][0]["logprobs"])
+    assert [row["step"] for row in metrics(run) if "val/execution_accuracy" in row] == [0, 2, 4]
+
+
+def test_running_twice_overwrites_nothing_and_repeats_the_numbers(tmp_path):
+    first, second = run_tiny(tmp_path), run_tiny(tmp_path)
+    assert (first.name, second.name) == ("tiny", "tiny-2")
+    kept = ("reward", "grad_norm", "entropy", "completions/mean_length")
+    a, b = ([[row.get(key) for key in kept] for row in metrics(run)] for run in (first, second))
+    assert a == b
+
+
+def test_the_sft_stage_is_made_once_and_is_the_same_bytes_when_made_again(tmp_path):
+    run_tiny(tmp_path, "grpo.max_steps=0")
+    (folder,) = (tmp_path / "cache").glob("sft-*")
+    first = (folder / "model.safetensors").read_bytes()
+    stamp = (folder / "model.safetensors").stat().st_mtime_ns
+    run_tiny(tmp_path, "grpo.max_steps=0")
+    assert (folder / "model.safetensors").stat().st_mtime_ns == stamp  # found, not made again
+    other = tmp_path / "again"
+    other.mkdir()
+    run_tiny(other, "grpo.max_steps=0")
+    assert (other / "cache" / folder.name / "model.safetensors").read_bytes() == first
+    run_tiny(tmp_path, "grpo.max_steps=0", "sft.0.learning_rate=1e-3")
+    assert len(list((tmp_path / "cache").glob("sft-*"))) == 2  # another stage, another hash
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.init=load", "model.path"),
+        ("grpo.num_generation=4", "did you mean grpo.num_generations?"),
+        ("grpo.beta=much", "expected a finite number"),
+        ("data.source=nowhere", "nowhere"),
+        ("grpo.advantage=nofile.py:f", 'no file "nofile.py"'),
+        ("grpo.questions_per_step=1000", "questions_per_step"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_half_written(tmp_path, capsys, override, message):
+    run_tiny(tmp_path, override, expect=2)
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list((tmp_path / "runs").glob("*/metrics.jsonl"))
+
+
+def test_a_missing_model_and_a_function_of_the_wrong_shape_are_one_line(tmp_path, capsys):
+    run_tiny(tmp_path, "model.init=load", "model.path=missing", "sft=[]", expect=2)
+    assert "missing" in capsys.readouterr().err
+    bad = tmp_path / "bad.py"
+    bad.write_text("def turned(rewards, info):\n    return rewards.T\n", encoding="utf-8")
+    run_tiny(tmp_path, f"grpo.advantage={bad}:turned", expect=2)
+    assert "returned shape (4, 2); expected (2, 4)" in capsys.readouterr().err
+
+
+def test_evaluate_reads_a_checkpoint_and_repeats_the_runs_own_figures(tmp_path, capsys):
+    run = run_tiny(tmp_path)
+    out = tmp_path / "result.json"
+    assert evaluate.main(["--checkpoint", str(run / "checkpoints" / "last"), "--out", str(out)]) == 0
+    again, after = (json.loads(p.read_text(encoding="utf-8")) for p in (out, run / "eval-test-after.json"))
+    assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in after.items() if k != "seconds"}
+    assert "vote@2" in capsys.readouterr().out
