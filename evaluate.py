@@ -47,16 +47,10 @@ def load_split(config: Config, split: str, stage: SftConfig | None = None) -> li
     """
     data, seed = config.data, config.run.seed
     if data.source == "synthetic":
-        size = {"train": data.train_databases, "val": data.val_databases, "test": data.test_databases}.get(split)
-        made = {
-            "num_databases": size,
-            "questions_per_database": data.questions_per_database,
-            "seed": seed,
-            "sloppy": 0.0,
-        }
-        if split == "sft":
-            made |= {key: getattr(stage, key) for key in ("questions_per_database", "sloppy")}
-            made["num_databases"] = stage.databases
+        sizes = {"train": data.train_databases, "val": data.val_databases, "test": data.test_databases}
+        made = {"num_databases": stage.databases if stage else sizes[split], "seed": seed}
+        made["questions_per_database"] = (stage or data).questions_per_database
+        made["sloppy"] = stage.sloppy if stage else 0.0
         name = "-".join(str(value) for value in made.values())
         examples = load_examples("synthetic", split, folder=Path(data.cache_dir) / f"synthetic-{name}", **made)
     else:
@@ -70,15 +64,14 @@ def load_split(config: Config, split: str, stage: SftConfig | None = None) -> li
     return examples
 
 
-def prompt_text(example: Example, data: DataConfig) -> str:
-    """The user message: schema, evidence and question."""
-    return build_messages(example, style=data.prompt_style, sample_values=data.sample_values)[-1]["content"]
+def prompt_messages(example: Example, data: DataConfig) -> list[dict[str, str]]:
+    """The chat that asks for the example's SQL, in the style that the config names."""
+    return build_messages(example, style=data.prompt_style, system=data.system, sample_values=data.sample_values)
 
 
 def encode_prompt(tokenizer: Tokenizer, example: Example, data: DataConfig) -> list[int]:
     """The token ids that the policy is asked with: schema, evidence and question through the chat template."""
-    messages = build_messages(example, style=data.prompt_style, system=data.system, sample_values=data.sample_values)
-    return tokenizer.encode(tokenizer.render_chat(messages, add_generation_prompt=True))
+    return tokenizer.encode(tokenizer.render_chat(prompt_messages(example, data), add_generation_prompt=True))
 
 
 def evaluate_policy(
@@ -101,8 +94,6 @@ def evaluate_policy(
     prompts = [encode_prompt(tokenizer, example, config.data) for example in examples]
     limits = {"max_completion_length": config.grpo.max_completion_length, "batch_size": config.eval.batch_size}
     greedy, num_tokens = sample_verdicts(model, tokenizer, examples, prompts, 1, name, temperature=0.0, **limits)
-    spider = config.reward.metric == "spider"
-    correct = [int(v.match if spider else v.match_bird) for (v,) in greedy]
     groups = [example.db_id for example in examples]
     result = {"n": len(examples), "databases": len(set(groups))}
     result |= with_interval("execution_accuracy", [v.match for (v,) in greedy])
@@ -130,7 +121,7 @@ def evaluate_policy(
         "sql_executions": executions,
         "seconds": round(seconds, 2),
         "versions": versions(),
-        "correct": correct,
+        "correct": [int(v.match) for (v,) in greedy],
     }
 
 

@@ -24,18 +24,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
-from evaluate import (
-    describe,
-    encode_prompt,
-    evaluate_policy,
-    headline,
-    load_split,
-    prompt_text,
-    verdict_in_words,
-    versions,
-)
+from evaluate import describe, encode_prompt, evaluate_policy, headline, load_split, prompt_messages, verdict_in_words
 from grpo.advantage import AdvantageInfo, check_advantage, compute_advantages, load_function
 from grpo.checkpoint import derived_generator, last_checkpoint, load_training_state, save_checkpoint
 from grpo.config import Config, load_config, to_toml
@@ -47,7 +37,7 @@ from grpo.update import learning_rate, make_optimizer, update_policy
 from model.config import read_json, write_text
 from model.qwen2 import Qwen2
 from model.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
-from sqlenv.database import run_gold
+from sqlenv.database import SqlResult, run_gold
 from sqlenv.datasets import Example
 from sqlenv.prompt import target_completion
 from sqlenv.reward import Verdict, check_reward, score_completion, sql_reward, total_reward
@@ -105,10 +95,10 @@ def train(config: Config, folder: Path, resume: bool = False) -> dict:
         if due(run, config.eval.eval_steps):
             validate(run)
         if due(run, config.run.save_steps):
-            save(run)
+            save_checkpoint(folder, run.model, run.tokenizer.folder, run.optimizer, run.progress)
 
-    if run.max_steps == 0:
-        save(run)
+    if run.max_steps == 0:  # SFT only
+        save_checkpoint(folder, run.model, run.tokenizer.folder, run.optimizer, run.progress)
     test(run, "after")
     return summarise(run, time.perf_counter() - started)
 
@@ -157,23 +147,18 @@ def start_policy(config: Config, folder: Path) -> tuple[Tokenizer, Callable[[], 
     if config.model.path:
         tokenizer = load_tokenizer(config.model.path)
     else:
-        texts = [
-            text for part in examples for e in part for text in (prompt_text(e, config.data), target_completion(e))
-        ]
+        every = [example for part in examples for example in part]
+        texts = [message["content"] for example in every for message in prompt_messages(example, config.data)]
+        texts += [target_completion(example) for example in every]
         tokenizer = train_tokenizer(texts, folder / "tokenizer", config.model.vocab_size)
     if not config.sft:
         return tokenizer, lambda: make_policy(config.model, config.run.seed)
     pairs = [sft_pairs(tokenizer, part, config) for part in examples]
-    bars = {}
 
     def report(stage: int, step: int, row: dict[str, float]) -> None:
-        bar = bars.setdefault(stage, tqdm(total=config.sft[stage].max_steps, desc=f"sft {stage}", disable=None))
-        bar.update()
-        bar.set_postfix(loss=f"{row['sft/loss']:.3f}", refresh=False)
         if step % 50 == 0 or step == config.sft[stage].max_steps:
             append_line(folder / "sft.jsonl", {"stage": stage, "step": step} | row)
-            if bar.disable:
-                print(f"sft {stage} step {step}/{config.sft[stage].max_steps}  loss {row['sft/loss']:.3f}", flush=True)
+            print(f"sft {stage} step {step}/{config.sft[stage].max_steps}  loss {row['sft/loss']:.3f}", flush=True)
 
     result = train_stages(config, pairs, report)
     return tokenizer, lambda: load_policy(config.model, result)
@@ -245,11 +230,6 @@ def due(run: Run, every: int) -> bool:
     return step == run.max_steps or (bool(every) and step % every == 0)
 
 
-def save(run: Run) -> None:
-    """A complete checkpoint; besides it, only the best by validation is kept."""
-    save_checkpoint(run.folder, run.model, run.tokenizer.folder, run.optimizer, run.progress)
-
-
 # --- measuring and logging ---
 
 
@@ -299,13 +279,12 @@ def log_samples(run: Run, examples, rollouts: Rollouts, texts, rewards: Rewards,
     config, step = run.config.run, run.progress["step"]
     count = len(examples) if step <= config.log_samples_steps else config.log_samples_groups
     for q, example in enumerate(examples[:count]):
-        gold = run_gold(example.database, example.gold)
         completions = [
             {
                 "text": texts[q][g],
                 "sql": verdict.sql,
                 "status": verdict.status,
-                "rows": verdict.result.rows[:5],
+                "rows": first_rows(verdict.result),
                 "reason": verdict.result.reason,
                 "reward": float(rewards.total[q, g]),
                 "parts": {name: float(part[q, g]) for name, part in rewards.parts.items()},
@@ -316,8 +295,14 @@ def log_samples(run: Run, examples, rollouts: Rollouts, texts, rewards: Rewards,
             for g, verdict in enumerate(rewards.verdicts[q])
         ]
         record = {"step": step, "question": example.question, "db_id": example.db_id, "gold": example.gold}
-        record |= {"gold_rows": gold.rows[:5], "completions": completions}
+        gold = run_gold(example.database, example.gold)
+        record |= {"gold_rows": first_rows(gold), "completions": completions}
         append_line(run.folder / "samples.jsonl", record)
+
+
+def first_rows(result: SqlResult) -> list[list[str]]:
+    """What a reader sees of a result: five rows, as text, nothing long; a value can be anything that SQLite returns."""
+    return [[str(value)[:80] for value in row[:20]] for row in result.rows[:5]]
 
 
 def summarise(run: Run, seconds: float) -> dict:
@@ -326,7 +311,7 @@ def summarise(run: Run, seconds: float) -> dict:
     flat = run.progress["flat_groups"] / max(run.progress["groups"], 1)
     summary = {when: headline(result) for when, result in (("before", before), ("after", after))}
     summary |= {"dead_group_share": flat, "seconds": round(seconds, 1), "seed": run.config.run.seed}
-    summary |= {"versions": versions(), "verdict": verdict_in_words(before, after, flat)}
+    summary |= {"versions": after["versions"], "verdict": verdict_in_words(before, after, flat)}
     write_text(run.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     print(f"{summary['verdict']}\n{run.folder / 'summary.json'}")
     return summary

@@ -76,11 +76,12 @@ def settings(**changes) -> GrpoConfig:
     return GrpoConfig(**base | changes)
 
 
-def gradient(model, config: GrpoConfig, advantages=ADVANTAGES, rate: float = 0.0, **more) -> tuple[dict, dict]:
+def gradient(model, config: GrpoConfig, groups=(0, 1, 2, 3, 4), rate: float = 0.0, **more) -> tuple[dict, dict]:
     """The gradient of an update's last iteration, by parameter name, and the update's metrics; plain SGD."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = torch.optim.SGD(trained.values(), lr=rate)
-    totals = update_policy(model, optimizer, make_rollouts(), advantages, config, **more)
+    rollouts, advantages = make_rollouts().select(list(groups)), ADVANTAGES[list(groups)]
+    totals = update_policy(model, optimizer, rollouts, advantages, config, **more)
     return {name: p.grad.clone() for name, p in trained.items()}, totals
 
 

@@ -33,6 +33,7 @@ def db(tmp_path_factory) -> Path:
         connection.executemany("INSERT INTO country VALUES (?, ?, ?)", rows)
         connection.execute('CREATE TABLE "Order Details"(qty INTEGER, note TEXT)')
         connection.execute("INSERT INTO \"Order Details\" VALUES (1, CAST(x'61ff62' AS TEXT)), (2, NULL)")
+        connection.execute("CREATE TABLE log(id INTEGER PRIMARY KEY AUTOINCREMENT)")
         connection.execute("CREATE VIEW small AS SELECT name FROM country WHERE area < 1")
         connection.commit()
     return path
@@ -208,6 +209,7 @@ def test_a_hostile_input_gets_a_status_and_changes_nothing(db, tmp_path, monkeyp
         ("SELECT 1", [(1,)], set()),
         ("VALUES (1, 'a')", [(1, "a")], set()),
         ("SELECT count(*) > 0 FROM sqlite_master", [(1,)], set()),
+        ("SELECT count(*) FROM sqlite_sequence", [(0,)], set()),
         ("WITH c AS (SELECT 5 AS x) SELECT x FROM c", [(5,)], set()),
         ("WITH c AS (SELECT 5 AS x) SELECT count(*) FROM c", [(1,)], set()),
         ("WITH country AS (SELECT 5 AS x) SELECT count(*) FROM country", [(1,)], set()),  # the name of a table, not one
@@ -354,6 +356,26 @@ def test_an_unusable_database_is_a_clear_error(tmp_path, content, message):
         with pytest.raises(ValueError, match=message):
             run(path, "SELECT 1")
     assert path.exists() == (content is not None)  # nothing was created
+
+
+def test_a_database_in_wal_mode_is_read_without_the_files_that_sqlite_would_put_beside_it(db, tmp_path):
+    path = tmp_path / "a.sqlite"
+    path.write_bytes(db.read_bytes())
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+    before = fingerprint(path)
+    assert run_sql(path, "SELECT count(*) FROM country").rows == [(239,)]
+    assert fingerprint(path) == before
+    assert before[1] == ["a.sqlite"]
+
+
+def test_attaching_fails_even_without_the_authorizer(tmp_path):
+    with closing(sqlite3.connect(":memory:")) as connection:
+        database._Run(1000, 1000, 1000).guard(connection)
+        connection.set_authorizer(None)
+        with pytest.raises(sqlite3.OperationalError, match="too many attached databases - max 0"):
+            connection.execute(f"ATTACH '{tmp_path / 'new.sqlite'}' AS x")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_is_no_database(tmp_path):

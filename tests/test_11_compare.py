@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from sqlenv import compare
 from sqlenv.compare import compare_rows, compare_rows_bird, has_top_level_order_by
 from sqlenv.reward import gold_is_stable, score_sql
 
@@ -120,6 +121,7 @@ HARD = {
     "a cycle": (cycles(30), None, True),
     "the rook's graph": (ROOK, None, True),
     "one cycle of 30 and two of 15": (cycles(30), cycles(15, 15), False),
+    "four copies of each column": ([tuple(x for x in row for _ in range(4)) for row in cycles(5, 7)], None, True),
     "5,000 rows of 12 columns": ([tuple((i * (j + 3)) % 97 for j in range(12)) for i in range(5_000)], None, True),
 }
 
@@ -129,6 +131,14 @@ def test_the_column_search_is_short_where_enumeration_would_not_end(gold, pred, 
     start = time.monotonic()
     assert compare_rows(gold, shuffled(pred or gold, 1), ordered=False) is expected
     assert time.monotonic() - start < 5  # milliseconds for the small ones; the machine may be busy
+
+
+def test_a_search_that_takes_too_much_work_gives_up_and_says_no(monkeypatch):
+    # The columns of the gold are shuffled, so a wrong choice shows only when a cycle closes, 2^n choices later.
+    monkeypatch.setattr(compare, "MAX_SEARCH_CELLS", 100_000)
+    start = time.monotonic()
+    assert compare_rows(shuffled(cycles(100), 2), shuffled(cycles(50, 50), 1), ordered=False) is False
+    assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize(

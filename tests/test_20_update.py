@@ -37,28 +37,30 @@ from model.sampling import generate
 # --- worked ---
 
 
+def two_completions(finished: tuple[bool, bool] = (True, True), **changes) -> tuple[TablePolicy, float]:
+    """One SGD step on two one-token completions, 0 with A = 1 and 1 with A = -1, p = (1/2, 1/2), and its norm."""
+    policy = TablePolicy(torch.zeros(2, 2))
+    rollouts = Rollouts([[0]], [[[0], [1]]], [[[-0.6931]] * 2], [list(finished)], [[0.6931] * 2])
+    config, optimizer = settings(temperature=1.0, **changes), torch.optim.SGD(policy.parameters(), lr=1.0)
+    totals = update_policy(policy, optimizer, rollouts, torch.tensor([[1.0, -1.0]]), config)
+    return policy, totals["grad_norm"][0]
+
+
 def test_a_completion_with_positive_advantage_becomes_more_likely():
-    """Two one-token completions, 0 with A = 1 and 1 with A = -1, p = (1/2, 1/2). d log p(0) = (1/2, -1/2), and
-    d log p(1) its negative: d loss = -((1/2, -1/2) - (-1/2, 1/2)) / 2 tokens = (-1/2, 1/2). SGD goes against it.
-    Its norm, 0.7071, is logged as it is; with max_grad_norm = 0.07071 a tenth of it is applied.
+    """d log p(0) = (1/2, -1/2), and d log p(1) its negative: d loss = -((1/2, -1/2) - (-1/2, 1/2)) / 2 tokens =
+    (-1/2, 1/2), and SGD goes against it. The norm, 0.7071, is logged before it is clipped to a tenth.
     """
-    rollouts = Rollouts([[0]], [[[0], [1]]], [[[-0.6931]] * 2], [[True, True]], [[0.6931] * 2])
     for max_grad_norm, slope in {1.0: 0.5, 0.0707107: 0.05}.items():
-        policy, config = TablePolicy(torch.zeros(2, 2)), settings(temperature=1.0, max_grad_norm=max_grad_norm)
-        optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
-        totals = update_policy(policy, optimizer, rollouts, torch.tensor([[1.0, -1.0]]), config)
+        policy, norm = two_completions(max_grad_norm=max_grad_norm)
         check_close(policy.table.grad, [[-slope, slope], [0.0, 0.0]], "sign, or the step's two tokens")
         assert policy.logprob(0, 0) > -0.6931 > policy.logprob(0, 1)
-        assert totals["grad_norm"] == (pytest.approx(0.7071, abs=1e-4), 1.0)
+        assert norm == pytest.approx(0.7071, abs=1e-4)
 
 
 def test_a_masked_truncated_completion_leaves_the_loss_but_not_the_baseline():
-    """As above, but completion 1 was cut: -(1/2, -1/2) / 1 token. A baseline without it would leave A = 0."""
-    policy, config = TablePolicy(torch.zeros(2, 2)), settings(temperature=1.0, mask_truncated_completions=True)
-    rollouts = Rollouts([[0]], [[[0], [1]]], [[[-0.6931]] * 2], [[True, False]], [[0.6931] * 2])
-    optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
-    update_policy(policy, optimizer, rollouts, torch.tensor([[1.0, -1.0]]), config)
-    check_close(policy.table.grad, [[-0.5, 0.5], [0.0, 0.0]], "one row, one token, and the advantage that it had")
+    """Completion 1 was cut: -(1/2, -1/2) / 1 token. With a baseline without it A would be 0, and the gradient too."""
+    policy, _ = two_completions(finished=(True, False), mask_truncated_completions=True)
+    check_close(policy.table.grad, [[-0.5, 0.5], [0.0, 0.0]], "one token, and the advantage that it had")
 
 
 def test_learning_rate_schedules():
@@ -124,8 +126,10 @@ def test_flat_groups_are_skipped_and_it_changes_no_gradient(monkeypatch):
     assert micro_batches(ADVANTAGES, settings(micro_batch_size=2)) == [[0, 1], [3, 4]]
     assert micro_batches(ADVANTAGES, settings(micro_batch_size=2, beta=0.1)) == [[0, 1], [2, 3], [4]]
     skipped, _ = gradient(tiny_model(), settings())
-    monkeypatch.setattr(grpo.update, "micro_batches", lambda *_: [[0, 1], [2], [3, 4]])
-    check_same(gradient(tiny_model(), settings())[0], skipped, "a flat group's tokens count in the average")
+    monkeypatch.setattr(grpo.update, "micro_batches", lambda advantages, _: [[q] for q in range(len(advantages))])
+    check_same(gradient(tiny_model(), settings())[0], skipped, "a flat group says nothing")
+    alone, _ = gradient(tiny_model(), settings(), groups=(0, 1, 3, 4))
+    check_same(skipped, {name: slope * 46 / 55 for name, slope in alone.items()}, "but its tokens count")
 
 
 def test_old_logprobs_are_frozen_before_the_first_update(monkeypatch):

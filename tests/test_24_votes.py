@@ -53,6 +53,7 @@ UP, DOWN = [(1,), (2,)], [(2,), (1,)]
         ([B, ([(0.1 + 0.2,)], "SELECT a"), ([(0.3,)], "SELECT b")], 1),
         ([B, ([(1,), ("x",)], "SELECT a"), ([("x",), (1.0,)], "SELECT b")], 1),
         ([B, ([(1,)], "SELECT a"), ([("1",)], "SELECT b"), ([(1.0,)], "SELECT c")], 1),  # 1 = 1.0, not '1'
+        ([B, ([(1, "b"), (1.0, "a")], "SELECT a"), ([(1, "a"), (1, "b")], "SELECT b")], 1),
         ([A, ([(2,)] * 2, "SELECT b"), B, ([(2,)] * 2, "SELECT b")], 1),  # duplicates count
         ([B, ([(None, b"x")], "SELECT a"), ([(None, b"x")], "SELECT b")], 1),
     ],
