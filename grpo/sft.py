@@ -4,8 +4,8 @@
                   +-- question 2 + SQL 2        w = 1 on completion tokens (the end token included),
                   +-- ...                       prompt_loss_weight on question tokens, 0 on the schema
 
-A branch begins where the prompts' token ids stop being equal, so no text is ever tokenised in pieces. One pass of a
-long schema then serves all its questions. The math is that of a language model; only the layout is ours.
+A branch begins where the prompts' ids stop being equal, so no text is tokenised in pieces (a question that is alone in
+its tree shares all of its prompt: none of it is trained). One pass of a long schema then serves all its questions.
 """
 
 from collections.abc import Callable

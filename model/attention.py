@@ -6,10 +6,10 @@
     [ prompt ] ------+-- row 2        rows of one prompt never see each other
                      +-- row G
 
-Every pass of the model is one case of this rule. Prefill, and a plain forward, are rows without a prompt. Scoring
-and training are rows that come whole. Decoding is rows that come one token at a time, their past in a cache.
-The prompt's keys and values exist once per group; they are expanded (training) or, better, the rows that share them
-are folded into the query axis of one matrix product (decoding), so that they are read once and not G times.
+Every pass of the model is one case of this rule: prefill, and a plain forward, are rows without a prompt; scoring and
+training are rows that come whole; decoding is rows that come one token at a time, their past in a cache. The prompt's
+keys and values exist once per group. Whole rows expand them; decoding folds the rows that share them into the query
+axis of one matrix product, so that they are read once and not G times.
 
 Softmax(q k^T / sqrt(E)) v is arXiv:1706.03762 eq. 1; H query heads share K key/value heads as in arXiv:2305.13245.
 Shapes: Q prompts, G rows per prompt, B = Q * G rows, T query tokens, S own keys (S >= T: the last T are the queries'
@@ -28,32 +28,26 @@ from model.cache import PromptCache, RowCache
 
 @dataclass(frozen=True)
 class View:
-    """What the rows of one pass may see: their mask, the prompts they branch from, their own past in a cache.
+    """What the rows of one pass may see."""
 
-    mask: from `visible_keys`, over [prompt keys, own keys].
-    prompt: the prompts' cache; row_prompt: (B,) which prompt each row branches from (whole rows only).
-    past: the rows' earlier tokens; the pass then brings one token a row, rows question-major.
-    """
-
-    mask: Tensor | None = None
-    prompt: PromptCache | None = None
-    row_prompt: Tensor | None = None
-    past: RowCache | None = None
+    mask: Tensor | None = None  # from `visible_keys`, over [prompt keys, own keys]
+    prompt: PromptCache | None = None  # the prompts that the rows branch from
+    row_prompt: Tensor | None = None  # (B,) which of them each row branches from (whole rows only)
+    past: RowCache | None = None  # the rows' earlier tokens; the pass then brings one token a row, question-major
 
 
 def visible_keys(
     num_queries: int, *, padding_mask: Tensor | None = None, prompt: PromptCache | None = None, row_prompt=None
 ) -> Tensor | None:
-    """The rule for whole rows as a mask over [prompt keys, own keys]; None is plain causality without a prompt.
+    """The rule for whole rows as a mask over [prompt keys, own keys]: booleans (B, 1, T, P + T), True where visible.
+
+    None stands for plain causality, without prompt and padding. Where no prompt is padded it is the lower-right causal
+    bias, which flash kernels know.
 
     Args:
-        num_queries: T, the length of the rows.
-        padding_mask: (B, T) with 1 at real tokens; padding may be on either side. For rows without a prompt.
+        num_queries: T.
+        padding_mask: (B, T) with 1 at real tokens, padding on either side; for rows without a prompt.
         prompt, row_prompt: the prompts (right-padded to a width P) and (B,) which of them each row sees.
-
-    Returns:
-        Booleans (B, 1, T, P + T), True where the query may look; where no prompt is padded (always with one prompt of
-        its own width), the lower-right causal bias that flash kernels know.
 
     Example:
         T=2, prompts of length 1 and 2, the row sees the first -> [[1, 0, 1, 0], [1, 0, 1, 1]]
@@ -74,14 +68,7 @@ def visible_keys(
 
 
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, view: View, layer: int) -> Tensor:
-    """Attention of whole rows over [their prompt, themselves]: prefill, scoring, training.
-
-    Args:
-        q: (B, H, T, E); k, v: (B, K, T, E).
-
-    Returns:
-        (B, H, T, E)
-    """
+    """Attention of whole rows over [their prompt, themselves]: q (B, H, T, E), k and v (B, K, T, E) -> (B, H, T, E)."""
     if view.prompt is not None:
         prompt_k, prompt_v = (shared[view.row_prompt] for shared in view.prompt.layers[layer])  # (B, K, P, E)
         k, v = torch.cat([prompt_k, k], dim=2), torch.cat([prompt_v, v], dim=2)
@@ -90,34 +77,21 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, view: View, layer: int) -> Tens
 
 
 def attend_step(q: Tensor, k: Tensor, v: Tensor, view: View, layer: int) -> Tensor:
-    """Attention of one new token a row over [its prompt, its own past]: decoding.
+    """Attention of one new token a row over [its prompt, its own past]: q (B, H, 1, E) -> (B, H, 1, E).
 
-    Siblings share a prompt, and H/K query heads share a key head: both fold into the query axis, so that each prompt
-    key is read once per group and not G times. The two blocks of scores meet in one softmax.
-
-    Args:
-        q: (B, H, 1, E); k, v: (B, K, S, E), the row's own tokens so far, the newest last. B = Q * G, question-major.
-
-    Returns:
-        (B, H, 1, E)
+    k and v: (B, K, S, E), the row's own tokens so far, the newest last. A prompt's G rows (g) and the H/K query heads
+    that share a key head (h) are both query axes for einsum, which folds them into one: a matrix product for each
+    prompt and key head. The two blocks of scores meet in one softmax.
     """
     prompt_k, prompt_v = view.prompt.layers[layer]  # (Q, K, P, E)
     rows, heads, _, dim = q.shape
     prompts, kv_heads, width, _ = prompt_k.shape
-    group, share = rows // prompts, heads // kv_heads
-
-    def fold(x: Tensor) -> Tensor:  # (B, K, H/K, n) -> (Q, K, G * H/K, n)
-        x = x.view(prompts, group, kv_heads, share, -1).transpose(1, 2)
-        return x.reshape(prompts, kv_heads, group * share, -1)
-
-    def unfold(x: Tensor) -> Tensor:  # and back
-        x = x.view(prompts, kv_heads, group, share, -1).transpose(1, 2)
-        return x.reshape(rows, kv_heads, share, -1)
-
-    q = q.view(rows, kv_heads, share, dim) * dim**-0.5
-    padding = torch.arange(width, device=q.device) >= view.prompt.lengths[:, None, None, None]  # (Q, 1, 1, P)
-    on_prompt = (fold(q) @ prompt_k.transpose(-1, -2)).masked_fill(padding, float("-inf"))
-    scores = torch.cat([unfold(on_prompt), q @ k.transpose(-1, -2)], dim=-1)  # (B, K, H/K, P + S)
+    q = q.view(rows, kv_heads, -1, dim) * dim**-0.5  # (B, K, H/K, E)
+    padding = torch.arange(width, device=q.device) >= view.prompt.lengths.view(-1, 1, 1, 1, 1)
+    on_prompt = torch.einsum("qgkhe,qkpe->qgkhp", q.unflatten(0, (prompts, -1)), prompt_k)
+    on_prompt = on_prompt.masked_fill(padding, float("-inf")).flatten(0, 1)
+    scores = torch.cat([on_prompt, q @ k.transpose(-1, -2)], dim=-1)  # (B, K, H/K, P + S)
     weights = scores.float().softmax(dim=-1).to(v.dtype)
-    out = unfold(fold(weights[..., :width]) @ prompt_v) + weights[..., width:] @ v
+    of_prompt, of_own = weights[..., :width].unflatten(0, (prompts, -1)), weights[..., width:]
+    out = torch.einsum("qgkhp,qkpe->qgkhe", of_prompt, prompt_v).flatten(0, 1) + of_own @ v
     return out.reshape(rows, heads, 1, dim)

@@ -8,16 +8,10 @@ from torch import Tensor
 
 @dataclass
 class PromptCache:
-    """Keys and values of Q prompts in every layer, made by `Qwen2.prefill`.
+    """Keys and values of Q prompts, made by `Qwen2.prefill`. In training the completions' loss reaches them through it."""
 
-    It is differentiable: in training the completions' loss reaches the prompt through it.
-
-    layers: one (keys, values) pair a layer, each (Q, K, P, E), right-padded.
-    lengths: (Q,) real prompt lengths.
-    """
-
-    layers: list[tuple[Tensor, Tensor]]
-    lengths: Tensor
+    layers: list[tuple[Tensor, Tensor]]  # (keys, values) of each layer, (Q, K, P, E) each, right-padded
+    lengths: Tensor  # (Q,) without the padding
 
     @property
     def width(self) -> int:
@@ -25,9 +19,8 @@ class PromptCache:
         return self.layers[0][0].shape[2]
 
     def keep(self, prompts: Tensor) -> "PromptCache":
-        """The cache of the given prompts only: an index (n,), a prompt may come several times."""
-        layers = [(k[prompts], v[prompts]) for k, v in self.layers]
-        return PromptCache(layers, self.lengths[prompts])
+        """The cache of the prompts in an index (n,)."""
+        return PromptCache([(k[prompts], v[prompts]) for k, v in self.layers], self.lengths[prompts])
 
 
 class RowCache:

@@ -68,7 +68,7 @@ def generate(
     """
     if not prompts or not all(prompts):
         lengths = [len(ids) for ids in prompts]
-        raise ValueError(f"prompts have lengths {lengths}; expected at least one prompt, each with a token to start from")
+        raise ValueError(f"prompts have lengths {lengths}; expected at least one prompt, each with a first token")
     device = model.model.embed_tokens.weight.device
     rows = len(prompts) * num_generations
     prompt = prefill(model, prompts, device)

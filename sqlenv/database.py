@@ -7,13 +7,12 @@ Every execution gets a fresh connection on which nothing but reading is possible
   4. an authorizer: SELECT, reading columns, recursion, and functions outside DENIED_FUNCTIONS;
   5. a progress handler counts SQLite's virtual-machine operations: unlike seconds, the same on every machine;
   6. rows are streamed under a row cap and a byte cap.
-
-Two kinds of bombs get past operation counts. Compiling can be exponential (`WITH b AS (SELECT .. FROM a, a),
-c AS (.. b, b)`, 30 levels deep): SQLite's heap is capped at HEAP_BYTES, for the whole process, once a database has been
-checked. One operation can be long: short values bound most to 0.4 s; two-argument trim(), up to 10 s, is Python's.
+Two kinds of bombs get past operation counts. Compiling can be exponential (30 CTEs, each using the one before twice):
+SQLite's heap is capped, for the whole process, once a database has been checked. One operation can be long: short
+values bound most to 0.4 s; two-argument trim(), up to 10 s, is Python's.
 NOT covered: a memory bug inside SQLite (put untrusted work in a container as well); the clock (`'now'` is real); many
-long operations, and temporary sort files (unlinked, some GB): only a wall-clock backstop, far above what an honest
-query takes, ends those. Builds of SQLite without memory statistics ignore the heap cap.
+long operations and temporary sort files (unlinked, some GB), which only a wall-clock backstop ends, far above what an
+honest query takes; builds of SQLite without memory statistics, which ignore the heap cap.
 Double quotes follow SQLite: "nosuchcol" is a column if there is one, else the string 'nosuchcol'. Such a typo
 executes; refusing it would refuse the fifth of Spider's golds that write strings so.
 """
@@ -38,9 +37,7 @@ LIMITS = {
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
 }
 # One operation that fills gigabytes or runs for seconds; chance; code, heap pointers, the process's log.
-DENIED_FUNCTIONS = frozenset(
-    "printf format zeroblob random randomblob load_extension fts3_tokenizer sqlite_log".split()
-)
+DENIED_FUNCTIONS = set("printf format zeroblob random randomblob load_extension fts3_tokenizer sqlite_log".split())
 TRIMS = {"trim": str.strip, "ltrim": str.lstrip, "rtrim": str.rstrip}
 SLOW_FUNCTIONS = re.compile("like|glob|instr|replace|json|trim", re.IGNORECASE)  # looked at every 100 operations
 HEAP_BYTES = 128_000_000  # an honest sort spills to a file after 2 MB
@@ -57,19 +54,18 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class SqlResult:
-    """What one execution gave.
+    """What one execution gave. Rows, columns and tables are empty unless the status is "ok".
 
     status: "ok"; "rejected" (not one self-contained, read-only query); "sql_error" (SQLite could not compile or finish
     it); "budget" (too many operations); "too_big" (a value, the SQL, the rows, the bytes, the memory).
-    ops: operations of SQLite's virtual machine, in steps of 1,000 or 100. tables: real tables that the query reads.
     """
 
     status: str
     rows: list[tuple]
     num_columns: int
     reason: str
-    ops: int
-    tables: frozenset[str]
+    ops: int  # operations of SQLite's virtual machine, in steps of 1,000 or 100
+    tables: frozenset[str]  # real tables that the query reads
 
 
 def tokens(sql: str) -> Iterator[tuple[str, str]]:
@@ -93,18 +89,15 @@ def run_sql(
 ) -> SqlResult:
     """Run one query of unknown origin: its rows, or why there are none. Nothing that the SQL says raises.
 
-    max_rows and max_bytes cap the whole result. reverse_scan: tables are scanned backwards where no ORDER BY applies.
-    Raises:
-        ValueError: the database is missing, empty, not SQLite, a Git LFS pointer, or has a live -wal or -journal.
-    Example:
-        run_sql(db, "SELECT 1 + 1").rows -> [(2,)]; run_sql(db, "DROP TABLE t").status -> "rejected"
+    The caps are of the whole result. reverse_scan: tables are scanned backwards where no ORDER BY applies.
+    Raises ValueError if the database is missing, empty, not SQLite, a Git LFS pointer, or has a live -wal or -journal.
+    Example: run_sql(db, "SELECT 1 + 1").rows -> [(2,)]; run_sql(db, "DROP TABLE t").status -> "rejected"
     """
-    uri, tables, roots = _inspect(os.fspath(database), _stamp(os.fspath(database)))
+    uri, tables = _inspect(_stamp(database))
     first = next(tokens(sql), ("", ""))[1].upper()
     if first not in ("SELECT", "WITH", "VALUES"):
         return SqlResult("rejected", [], 0, f"not a query: it starts with {first[:20]!r}", 0, frozenset())
-    run = _Run(max_ops, max_bytes, 100 if SLOW_FUNCTIONS.search(sql) else 1000)
-    rows: list[tuple] = []
+    run, rows = _Run(max_ops, max_bytes, 100 if SLOW_FUNCTIONS.search(sql) else 1000), []
     with closing(_connect(uri)) as connection:
         if reverse_scan:
             connection.execute("PRAGMA reverse_unordered_selects = 1")
@@ -116,69 +109,65 @@ def run_sql(
                 rows.append(row)
                 if len(rows) > max_rows:
                     raise MemoryError(f"more than {max_rows} rows")
-            used = _tables_read(connection, sql, run.reads, tables, roots)
+            used = _tables_read(connection, sql, run.reads, tables)
         # What the driver raises for bad SQL. Anything else is a bug of ours and must surface.
         except (sqlite3.Error, UnicodeError, MemoryError, OverflowError) as error:
-            return SqlResult(*run.explain(error))
+            return run.explain(error)
     return SqlResult("ok", rows, len(cursor.description), "", run.ops, used)
 
 
 def run_gold(database: str | Path, gold: str) -> SqlResult:
     """Run a gold query with 1,000 M operations, once per file and query; later calls return the same object."""
-    return _run_gold(os.fspath(database), gold, _stamp(os.fspath(database)))
+    return _run_gold(_stamp(database), gold)
 
 
 @lru_cache(maxsize=16_384)
-def _run_gold(path: str, gold: str, _: tuple[int, int]) -> SqlResult:
-    return run_sql(path, gold, max_ops=GOLD_MAX_OPS)
+def _run_gold(stamp: tuple[str, int, int], gold: str) -> SqlResult:
+    return run_sql(stamp[0], gold, max_ops=GOLD_MAX_OPS)
 
 
 def candidate_budget(gold_result: SqlResult) -> int:
-    """Operations that a candidate may use: 10 times the gold's, at least 25 M, at most 1,000 M.
-
-    Example: a gold that took 7 M -> 70 M
-    """
+    """Operations of a candidate: 10 times the gold's, at least 25 M, at most 1,000 M. Example: gold 7 M -> 70 M."""
     return max(MAX_OPS, min(10 * gold_result.ops, GOLD_MAX_OPS))
 
 
 class _Run:
-    """The live state of one execution: operations and bytes so far, names read, what was denied."""
+    """The live state of one execution: operations and bytes so far, names read, why it was ended."""
 
     def __init__(self, max_ops: int, max_bytes: int, step: int):
         self.max_ops, self.max_bytes = max_ops, max_bytes
         self.step = max(1, min(step, max_ops))
         self.ops = self.bytes = 0
-        self.reads: set[tuple[str, bool]] = set()  # (name, whether a column of it was named)
-        self.denied = self.stopped = ""
+        self.reads: set[str] = set()
+        self.ended: tuple[str, str] | None = None  # by us: (status, reason)
         self.start = time.monotonic()
 
     def guard(self, connection: sqlite3.Connection) -> None:
         for limit, value in LIMITS.items():
             connection.setlimit(limit, value)
-        if self.step < 1000:
-            for name, strip in TRIMS.items():
-                connection.create_function(name, 2, partial(_trim, strip), deterministic=True)
+        for name, strip in TRIMS.items():
+            connection.create_function(name, 2, partial(_trim, strip), deterministic=True)
         connection.text_factory = self.decode
         connection.set_authorizer(self.authorize)
         connection.set_progress_handler(self.tick, self.step)
 
     def authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
         if action == sqlite3.SQLITE_READ:
-            self.reads.add((first.lower(), bool(second)))  # count(*) reads a table, but no column: second is ""
+            self.reads.add(first.lower())
         elif action == sqlite3.SQLITE_FUNCTION:
             if second in DENIED_FUNCTIONS:
-                self.denied = f"the function {second}() is not allowed"
+                self.ended = "rejected", f"the function {second}() is not allowed"
         elif action not in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_RECURSIVE):
-            self.denied = "only reading is allowed"
-        return sqlite3.SQLITE_DENY if self.denied else sqlite3.SQLITE_OK
+            self.ended = "rejected", "only reading is allowed"
+        return sqlite3.SQLITE_DENY if self.ended else sqlite3.SQLITE_OK
 
     def tick(self) -> bool:
         self.ops += self.step
         if self.ops >= self.max_ops:
-            self.stopped = f"more than {self.max_ops} operations"
+            self.ended = "budget", f"more than {self.max_ops} operations"
         elif time.monotonic() - self.start > BACKSTOP_SECONDS + self.ops * 1e-6:
-            self.stopped = "wall-clock backstop"
-        return bool(self.stopped)
+            self.ended = "budget", "wall-clock backstop"
+        return bool(self.ended)
 
     def decode(self, text: bytes) -> str:
         self.charge(len(text))  # here, so that a wide row is stopped before all of its values are copied
@@ -189,46 +178,36 @@ class _Run:
         if self.bytes > self.max_bytes:
             raise MemoryError(f"more than {self.max_bytes} bytes")
 
-    def explain(self, error: Exception) -> tuple[str, list, int, str, int, frozenset]:
-        """The fields of the SqlResult of an execution that raised."""
-        status, reason = "sql_error", str(error)
-        if self.denied:
-            status, reason = "rejected", self.denied
-        elif self.stopped:
-            status, reason = "budget", self.stopped
-        elif getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
-            raise KeyboardInterrupt from error  # a Ctrl-C inside a callback, which the driver swallows
-        elif isinstance(error, (MemoryError, sqlite3.DataError)):
+    def explain(self, error: Exception) -> SqlResult:
+        status, reason = self.ended or ("sql_error", str(error))
+        if not self.ended and isinstance(error, (MemoryError, sqlite3.DataError)):
             status, reason = "too_big", reason or "out of memory"
-        elif isinstance(error, (sqlite3.ProgrammingError, UnicodeEncodeError)):
+        elif not self.ended and isinstance(error, (sqlite3.ProgrammingError, UnicodeEncodeError)):
             status = "rejected"  # by the driver: several statements, unbound parameters, NUL, lone surrogates
-        return status, [], 0, reason, self.ops, frozenset()
+        elif not self.ended and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
+            raise KeyboardInterrupt from error  # a Ctrl-C inside a callback, which the driver swallows
+        return SqlResult(status, [], 0, reason, self.ops, frozenset())
 
 
-def _trim(strip: Callable[[str, str], str], value: object, characters: object) -> str | None:
+def _trim(strip: Callable[[str, str], str], *arguments: object) -> str | None:
     """SQLite's trim(value, characters)."""
-
-    def text(value: object) -> str:
-        if isinstance(value, bytes):
-            return value.decode("utf-8", "ignore")
-        return str(float(f"{value:.15g}") if isinstance(value, float) else value)
-
-    return None if value is None or characters is None else strip(text(value), "".join(set(text(characters))))
+    if None in arguments:
+        return None
+    decoded = [a.decode("utf-8", "ignore") if isinstance(a, bytes) else a for a in arguments]
+    value, characters = (str(float(f"{a:.15g}") if isinstance(a, float) else a) for a in decoded)
+    return strip(value, "".join(set(characters)))
 
 
-def _tables_read(
-    connection: sqlite3.Connection, sql: str, reads: set, tables: dict[str, str], roots: dict[int, str]
-) -> frozenset[str]:
+def _tables_read(connection: sqlite3.Connection, sql: str, reads: set, tables: dict[str | int, str]) -> frozenset[str]:
     """The real tables among the names that the authorizer saw."""
-    names = {tables[name] for name, _ in reads if name in tables}
-    doubtful = names - {tables.get(name) for name, column in reads if column}
+    names = {tables[name] for name in reads if name in tables}
     # `WITH singer AS (SELECT 1) SELECT count(*) FROM singer` is reported as a read of singer. The program knows.
-    if doubtful and any(word.upper() == "WITH" for _, word in tokens(sql)):
+    if names and "WITH" in sql.upper():
         connection.set_authorizer(None)
         connection.set_progress_handler(None, 0)
         connection.text_factory = bytes
         program = connection.execute("EXPLAIN " + sql)
-        names -= doubtful - {roots.get(step[3]) for step in program if step[1] == b"OpenRead"}
+        names &= {tables.get(step[3]) for step in program if step[1] in (b"OpenRead", b"ReopenIdx")}
     return frozenset(names)
 
 
@@ -240,25 +219,25 @@ def _connect(uri: str) -> sqlite3.Connection:
     return connection
 
 
-def _stamp(path: str) -> tuple[int, int]:
-    """(modification time, size), which what is cached about a file depends on."""
+def _stamp(database: str | Path) -> tuple[str, int, int]:
+    """(path, modification time, size): what is cached about a file holds as long as these stay the same."""
+    path = os.fspath(database)
     for live in (path + "-wal", path + "-journal"):
         if os.path.exists(live) and os.path.getsize(live):
             raise ValueError(f"database = {path}: {live} holds changes that are not in it; close their writer")
     try:
-        stat = os.stat(path)
+        return path, os.stat(path).st_mtime_ns, os.stat(path).st_size
     except OSError as error:
         raise ValueError(f"database = {path}: {error.strerror}; expected a SQLite file") from None
-    return stat.st_mtime_ns, stat.st_size
 
 
 @lru_cache(maxsize=1024)
-def _inspect(path: str, _: tuple[int, int]) -> tuple[str, dict[str, str], dict[int, str]]:
-    """(URI, {lower-case name: name} of the tables, {root page: table}); ValueError if this is no usable database."""
-    resolved = Path(path).resolve()
-    uri = resolved.as_uri() + "?mode=ro&immutable=1"  # escapes '?', '#', '%', which would open (create) another file
+def _inspect(stamp: tuple[str, int, int]) -> tuple[str, dict[str | int, str]]:
+    """(URI, tables by lower-case name and by root page); ValueError if this is no usable database."""
+    path = Path(stamp[0]).resolve()
+    uri = path.as_uri() + "?mode=ro&immutable=1"  # escapes '?', '#', '%', which would open (create) another file
     try:
-        with resolved.open("rb") as file:
+        with path.open("rb") as file:
             head = file.read(23)
         if not head.startswith(b"SQLite format 3\0"):
             what = "a Git LFS pointer: run `git lfs pull`" if head == b"version https://git-lfs" else repr(head)
@@ -269,5 +248,5 @@ def _inspect(path: str, _: tuple[int, int]) -> tuple[str, dict[str, str], dict[i
             connection.execute('SELECT "text"')  # this build must take double-quoted strings
     except (OSError, sqlite3.Error) as error:
         raise ValueError(f"database = {path} cannot be read: {error}; expected a SQLite file") from None
-    names = [name for kind, name, _, _ in schema if kind == "table" and not name.startswith("sqlite_")]
-    return uri, {name.lower(): name for name in names}, {root: table for _, _, table, root in schema if root}
+    tables = {name.lower(): name for kind, name, _, _ in schema if kind == "table" and not name.startswith("sqlite_")}
+    return uri, tables | {root: table for _, _, table, root in schema if root}

@@ -36,8 +36,12 @@ def load_examples(source: str | Path, split: str, *, folder: Path | None = None,
     Args:
         source: "synthetic", or the path of a Spider folder.
         folder: where synthetic databases are made or found; `synthetic`: the other arguments of make_split.
+    Raises:
+        ValueError: an unknown split, or a folder that is not Spider's.
     Example: load_examples("synthetic", "val", folder=Path("data"), num_databases=100, questions_per_database=4, seed=0)
     """
+    if split not in ("sft", "train", "val", "test"):
+        raise ValueError(f'split = {split!r}; expected "sft", "train", "val" or "test"')
     if source == "synthetic":
         from sqlenv.synthetic import make_split  # which needs Example from here
 

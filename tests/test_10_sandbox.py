@@ -369,6 +369,14 @@ def test_a_database_in_wal_mode_is_read_without_the_files_that_sqlite_would_put_
     assert before[1] == ["a.sqlite"]
 
 
+def test_a_lock_held_by_another_program_is_not_waited_for(db, tmp_path):
+    path = tmp_path / "a.sqlite"
+    path.write_bytes(db.read_bytes())
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+        assert run_sql(path, "SELECT count(*) FROM country").rows == [(239,)]
+
+
 def test_attaching_fails_even_without_the_authorizer(tmp_path):
     with closing(sqlite3.connect(":memory:")) as connection:
         database._Run(1000, 1000, 1000).guard(connection)

@@ -15,17 +15,7 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers import check_close, tiny_model
-from rl_helpers import (
-    ADVANTAGES,
-    LENGTHS,
-    PROMPTS,
-    TablePolicy,
-    check_same,
-    gradient,
-    lora_model,
-    make_rollouts,
-    settings,
-)
+from rl_helpers import ADVANTAGES, PROMPTS, TablePolicy, check_same, gradient, lora_model, make_rollouts, settings
 
 import grpo.update
 from grpo.batch import build_tree, score
@@ -87,13 +77,15 @@ def test_the_gradient_is_reinforce_over_the_whole_step(loss_type, masked):
     A truncated completion that is masked leaves the sum and the token count, but it stays a row and, above all, its
     group's advantages stay as they are: they were computed with it. bnpo: a mean of two micro-batches' token means.
     """
-    model, ids, slow = tiny_model(), make_rollouts().completion_ids, 0.0
-    tokens = [sum(n for n in group if not (masked and n == 6)) for group in LENGTHS]
-    for q, g in ((q, g) for q in range(5) for g in range(3) if not (masked and LENGTHS[q][g] == 6)):
-        logits = model(torch.tensor([PROMPTS[q] + ids[q][g]]))[0, len(PROMPTS[q]) - 1 : -1] / 0.8
-        row = logits.log_softmax(dim=1)[range(LENGTHS[q][g]), ids[q][g]].sum()
+    model, rollouts, slow = tiny_model(), make_rollouts(), 0.0
+    kept = ~rollouts.truncated if masked else torch.ones(5, 3, dtype=torch.bool)
+    tokens = (rollouts.lengths * kept).sum(dim=1).tolist()  # of every group
+    for q, g in kept.nonzero().tolist():
+        ids = rollouts.completion_ids[q][g]
+        logits = model(torch.tensor([PROMPTS[q] + ids]))[0, len(PROMPTS[q]) - 1 : -1] / 0.8
+        row = logits.log_softmax(dim=1)[range(len(ids)), ids].sum()
         in_micro_batch = tokens[0] + tokens[1] if q < 2 else tokens[3] + tokens[4]
-        divisors = {"dapo": sum(tokens), "grpo": 15 * LENGTHS[q][g], "dr_grpo": 15 * 6, "bnpo": 2 * in_micro_batch}
+        divisors = {"dapo": sum(tokens), "grpo": 15 * len(ids), "dr_grpo": 15 * 6, "bnpo": 2 * in_micro_batch}
         slow -= ADVANTAGES[q, g] * row / divisors[loss_type]
     slow.backward()
     expected = {name: p.grad.clone() for name, p in model.named_parameters()}
@@ -139,6 +131,11 @@ def test_old_logprobs_are_frozen_before_the_first_update(monkeypatch):
     for i, (logprobs, old) in enumerate(calls):  # two micro-batches an iteration
         assert torch.equal(old, calls[i % 2][0]), "old is what the first iteration computed"
         assert torch.equal(logprobs, old) == (i < 2), "the ratio is one in the first iteration and only there"
+
+
+def test_every_iteration_starts_from_a_zero_gradient():
+    once, twice = (gradient(tiny_model(), settings(num_iterations=n))[0] for n in (1, 2))  # the rate is 0
+    check_same(twice, once, "the first iteration's gradient was left in")
 
 
 def test_scoring_uses_the_temperature_and_vocabulary_of_the_sampler():

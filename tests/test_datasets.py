@@ -50,6 +50,8 @@ def test_dev_questions_keep_empty_golds(spider, capsys):
 def test_wrong_folders_are_one_clear_error(tmp_path, spider):
     with pytest.raises(ValueError, match="expected a Spider folder"):
         load_spider(tmp_path / "nowhere", "train")
+    with pytest.raises(ValueError, match="split = 'dev'; expected \"sft\""):
+        load_examples(spider, "dev")
     (spider / "database" / "shop" / "shop.sqlite").unlink()
     with pytest.raises(ValueError, match="no usable question"):
         load_spider(spider, "dev")
