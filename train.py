@@ -15,6 +15,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 import argparse
 import json
 import math
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -97,9 +98,10 @@ def train(config: Config, folder: Path, resume: bool = False) -> dict:
         if due(run, config.run.save_steps):
             save_checkpoint(folder, run.model, run.tokenizer.folder, run.optimizer, run.progress)
 
-    if run.max_steps == 0:  # SFT only
+    if run.max_steps == 0:  # supervision only: what was measured before is what there is
         save_checkpoint(folder, run.model, run.tokenizer.folder, run.optimizer, run.progress)
-    test(run, "after")
+    else:
+        test(run, "after")
     return summarise(run, time.perf_counter() - started)
 
 
@@ -113,6 +115,9 @@ def prepare(config: Config, folder: Path, resume: bool) -> Run:
     if config.reward.function != "sql":
         reward = load_function(config.reward.function, "example, completion, result")
     check_reward(reward, config.reward.function)
+    if config.model.path and not Path(config.model.path).is_dir():
+        how = f"hf download ORGANISATION/MODEL --local-dir {config.model.path}"
+        raise ValueError(f'model.path = "{config.model.path}": no such folder; get the weights first, such as: {how}')
     sets = {split: load_split(config, split) for split in ("train", "val", "test")}
     tokenizer, load_start = start_policy(config, folder)
     checkpoint = last_checkpoint(folder) if resume else None
@@ -121,6 +126,9 @@ def prepare(config: Config, folder: Path, resume: bool) -> Run:
     if config.grpo.beta:
         fresh_adapter = config.model.lora_r and not config.sft and not config.model.adapter
         reference = model if fresh_adapter else load_start().requires_grad_(False)
+    if tokenizer.vocab_size > model.config.vocab_size:
+        sizes = f"{tokenizer.vocab_size} tokens for {model.config.vocab_size} embedding rows"
+        raise ValueError(f"{tokenizer.folder}: {sizes}; expected the model's own tokenizer")
     optimizer = make_optimizer(model.parameters(), config.grpo)
     questions = [(example, encode_prompt(tokenizer, example, config.data)) for example in sets["train"]]
     fitting = [question for question in questions if len(question[1]) <= config.data.max_prompt_length]
@@ -153,14 +161,7 @@ def start_policy(config: Config, folder: Path) -> tuple[Tokenizer, Callable[[], 
         tokenizer = train_tokenizer(texts, folder / "tokenizer", config.model.vocab_size)
     if not config.sft:
         return tokenizer, lambda: make_policy(config.model, config.run.seed)
-    pairs = [sft_pairs(tokenizer, part, config) for part in examples]
-
-    def report(stage: int, step: int, row: dict[str, float]) -> None:
-        if step % 50 == 0 or step == config.sft[stage].max_steps:
-            append_line(folder / "sft.jsonl", {"stage": stage, "step": step} | row)
-            print(f"sft {stage} step {step}/{config.sft[stage].max_steps}  loss {row['sft/loss']:.3f}", flush=True)
-
-    result = train_stages(config, pairs, report)
+    result = train_stages(config, [sft_pairs(tokenizer, part, config) for part in examples], folder / "sft.jsonl")
     return tokenizer, lambda: load_policy(config.model, result)
 
 
@@ -307,13 +308,15 @@ def first_rows(result: SqlResult) -> list[list[str]]:
 
 def summarise(run: Run, seconds: float) -> dict:
     """summary.json and its verdict in words: what the run taught, or that it taught nothing and why."""
-    before, after = (read_json(run.folder / f"eval-test-{when}.json") for when in ("before", "after"))
+    files = {when: run.folder / f"eval-test-{when}.json" for when in ("before", "after")}
+    results = {when: read_json(file) for when, file in files.items() if file.is_file()}
     flat = run.progress["flat_groups"] / max(run.progress["groups"], 1)
-    summary = {when: headline(result) for when, result in (("before", before), ("after", after))}
+    verdict = verdict_in_words(results["before"], results["after"], flat) if "after" in results else "no RL: SFT only"
+    summary = {when: headline(result) for when, result in results.items()}
     summary |= {"dead_group_share": flat, "seconds": round(seconds, 1), "seed": run.config.run.seed}
-    summary |= {"versions": after["versions"], "verdict": verdict_in_words(before, after, flat)}
+    summary |= {"versions": results["before"]["versions"], "verdict": verdict}
     write_text(run.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
-    print(f"{summary['verdict']}\n{run.folder / 'summary.json'}")
+    print(f"{verdict}\n{run.folder / 'summary.json'}")
     return summary
 
 
@@ -333,19 +336,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--short", action="store_true", help="apply the config's own list of changes for a short try")
     parser.add_argument("--resume", metavar="RUN_DIR", help="continue a run from its last checkpoint")
     options = parser.parse_args(arguments)
+    folder = Path(options.resume or "")
     try:
         if bool(options.config) == bool(options.resume) or (options.resume and options.set):
             raise ValueError("expected either --config FILE [--set ...] or --resume RUN_DIR")
-        if options.resume:
-            train(load_config(Path(options.resume) / "config.toml"), Path(options.resume), resume=True)
-        else:
-            config = load_config(options.config, options.set, short=options.short)
+        config = load_config(options.config or folder / "config.toml", options.set, short=options.short)
+        if options.config:
             folder = new_folder(config.run.output_dir, config.run.name)
             write_text(folder / "config.toml", to_toml(config))
-            train(config, folder)
+        train(config, folder, resume=bool(options.resume))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
+        if options.config and folder.name and not (folder / "eval-test-before.json").exists():
+            shutil.rmtree(folder)  # it failed before it began: nothing half-written stays
         return 2
+    except KeyboardInterrupt:
+        print(f"stopped; python train.py --resume {folder} goes on from the last checkpoint", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -77,13 +77,13 @@ def main() -> None:
     stage = SftConfig(learning_rate=options.learning_rate, groups_per_step=4, warmup_steps=10, max_steps=10)
     weights = {name: value.clone() for name, value in run.model.state_dict().items()}
     probe = time.process_time()  # ten steps to learn how many fit into the budget; their effect is undone
-    train_sft(run.model, groups, stage, options.seed, lambda step, row: None)
+    list(train_sft(run.model, groups, stage, options.seed))
     seconds_per_step = (time.process_time() - probe) / stage.max_steps
     run.model.load_state_dict(weights)
     left = options.seconds - (probe - started)
     stage = replace(stage, max_steps=max(1, int(left / seconds_per_step)))
     probe_cost = time.process_time() - probe
-    train_sft(run.model, groups, stage, options.seed, lambda step, row: None)
+    list(train_sft(run.model, groups, stage, options.seed))
     seconds = time.process_time() - started - probe_cost
     after = measure()
     result = {"method": options.method, "config": options.config, "seed": options.seed, "seconds": round(seconds, 1)}

@@ -79,7 +79,7 @@ ADVANTAGES: dict[str, Advantage] = {"grpo": grpo, "dr_grpo": dr_grpo, "batch": b
 
 
 def load_function(spec: str, arguments: str = "rewards, info") -> Callable:
-    """The function `my_fn` of "my_file.py:my_fn" (path relative to the current directory). It runs that file.
+    """The function of "my_file.py:my_fn" (path relative to the current directory), whose file is run.
 
     Raises ValueError if the file or the function is missing, or if it does not take `arguments`.
     """
@@ -92,9 +92,9 @@ def load_function(spec: str, arguments: str = "rewards, info") -> Callable:
         module_spec.loader.exec_module(module)
     except Exception as error:
         raise ValueError(f'"{spec}": the file failed with {type(error).__name__}: {error}') from error
-    found = [key for key, value in vars(module).items() if inspect.isfunction(value)]
     function = getattr(module, name, None)
     if not callable(function):
+        found = [key for key, value in vars(module).items() if inspect.isfunction(value)]
         raise ValueError(f'"{spec}": no function "{name}" in {path}; found: {", ".join(found) or "none"}')
     try:
         inspect.signature(function).bind(*arguments.split(", "))
@@ -104,29 +104,26 @@ def load_function(spec: str, arguments: str = "rewards, info") -> Callable:
 
 
 def compute_advantages(rewards: Tensor, spec: str | Advantage, info: AdvantageInfo | None = None) -> Tensor:
-    """Advantages (Q, G) of rewards (Q, G), with whatever the formula returns checked and detached.
+    """Advantages (Q, G) of rewards (Q, G). `spec`: a name of ADVANTAGES, "my_file.py:my_fn", or the function itself.
 
-    `spec` is a name of ADVANTAGES, "my_file.py:my_fn", or a function of (rewards, info). Raises ValueError naming the
-    function if it fails, or if its result is not a finite float tensor of the same shape.
+    Raises ValueError naming the function if it fails, or if its result is not a finite float tensor of that shape.
     Example: [[1, 0]], "rloo" -> [[1, -1]]
     """
     if rewards.dim() != 2 or not rewards.isfinite().all():
         raise ValueError(f"rewards of shape {tuple(rewards.shape)}; expected finite numbers, (questions, completions)")
     function = _find(spec)
-    label = spec if isinstance(spec, str) else getattr(spec, "__name__", repr(spec))
+    name = f'advantage "{spec if isinstance(spec, str) else getattr(spec, "__name__", repr(spec))}"'
     try:
         with torch.no_grad():
             advantages = function(rewards.float().clone(), info)  # a clone: formulas may write in place
     except Exception as error:
-        raise ValueError(f'advantage "{label}" failed with {type(error).__name__}: {error}') from error
+        raise ValueError(f"{name} failed with {type(error).__name__}: {error}") from error
     if not isinstance(advantages, Tensor) or advantages.shape != rewards.shape:
         got = f"shape {tuple(advantages.shape)}" if isinstance(advantages, Tensor) else f"a {type(advantages).__name__}"
-        raise ValueError(
-            f'advantage "{label}" returned {got}; expected {tuple(rewards.shape)} (questions, completions)'
-        )
+        raise ValueError(f"{name} returned {got}; expected {tuple(rewards.shape)} (questions, completions)")
     if not advantages.is_floating_point() or not advantages.isfinite().all() or advantages.requires_grad:
         got = f"{advantages.dtype}, finite: {bool(advantages.isfinite().all())}, gradient: {advantages.requires_grad}"
-        raise ValueError(f'advantage "{label}" returned {got}; expected finite floats without gradient')
+        raise ValueError(f"{name} returned {got}; expected finite floats without gradient")
     return advantages.float()
 
 
@@ -138,12 +135,14 @@ def check_advantage(spec: str | Advantage) -> Advantage:
 
 
 def _find(spec: str | Advantage) -> Advantage:
-    if not isinstance(spec, str) or spec in ADVANTAGES:
-        return ADVANTAGES[spec] if isinstance(spec, str) else spec
+    if not isinstance(spec, str):
+        return spec
     if ":" in spec:
         return load_function(spec)
-    near = difflib.get_close_matches(spec, ADVANTAGES, n=1) or [" or ".join(ADVANTAGES)]
-    raise ValueError(f'unknown advantage "{spec}"; did you mean {near[0]}? (your own: my_file.py:my_fn)')
+    if spec not in ADVANTAGES:
+        near = difflib.get_close_matches(spec, ADVANTAGES, n=1) or [" or ".join(ADVANTAGES)]
+        raise ValueError(f'unknown advantage "{spec}"; did you mean {near[0]}? (your own: my_file.py:my_fn)')
+    return ADVANTAGES[spec]
 
 
 # --- the contract of a formula ---
@@ -158,27 +157,26 @@ def _table_info(columns: tuple[int, ...] = (0, 1, 2, 3)) -> AdvantageInfo:
 
 def contract(spec: str | Advantage) -> list[str]:
     """One line per property of a formula on a small table. Only shape and finiteness are required (ValueError)."""
-    base = compute_advantages(TABLE, spec, _table_info())
+    base, order = compute_advantages(TABLE, spec, _table_info()), (2, 0, 3, 1)
     eight = torch.full((2, 8), 0.7)  # whose float32 mean is not 0.7
-    constant = compute_advantages(eight, spec, _table_info((0, 1, 2, 3) * 2)).abs().max()
-    order = (2, 0, 3, 1)
-    changes = [
-        ("follows a permutation of the group", TABLE[:, order], {"yes": base[:, order]}, order),
-        ("adding 1 to every reward changes nothing", TABLE + 1, {"yes": base}, (0, 1, 2, 3)),
-        ("doubling every reward", TABLE * 2, {"changes nothing": base, "doubles it": base * 2}, (0, 1, 2, 3)),
-    ]
-    results = {
-        "(Q, G), finite floats": "yes",
-        "equal rewards give exactly 0": "yes" if constant == 0 else f"no, up to {constant:.2g}",
-        "sums to 0 in every group": "yes" if base.sum(dim=1).abs().max() < 1e-4 else "no",
-    }
-    for name, rewards, expected, columns in changes:
+    noise = compute_advantages(eight, spec, _table_info((0, 1, 2, 3) * 2)).abs().max()
+
+    def outcome(rewards: Tensor, expected: dict[str, Tensor], columns: tuple[int, ...] = (0, 1, 2, 3)) -> str:
         try:
             actual = compute_advantages(rewards, spec, _table_info(columns))
         except ValueError as error:
-            results[name] = f"fails: {error}"
-            continue  # 2e-3: the eps of a denominator does not count as a dependence on scale
-        results[name] = next((word for word, a in expected.items() if torch.allclose(actual, a, atol=2e-3)), "no")
+            return f"fails: {error}"
+        # 2e-3: the eps of a denominator does not count as a dependence on scale.
+        return next((word for word, table in expected.items() if torch.allclose(actual, table, atol=2e-3)), "no")
+
+    results = {
+        "(Q, G), finite floats": "yes",
+        "equal rewards give exactly 0": "yes" if noise == 0 else f"no, up to {noise:.2g}",
+        "sums to 0 in every group": "yes" if base.sum(dim=1).abs().max() < 1e-4 else "no",
+        "follows a permutation of the group": outcome(TABLE[:, order], {"yes": base[:, order]}, order),
+        "adding 1 to every reward changes nothing": outcome(TABLE + 1, {"yes": base}),
+        "doubling every reward": outcome(TABLE * 2, {"changes nothing": base, "doubles it": base * 2}),
+    }
     return [f"{name:<45}{result}" for name, result in results.items()]
 
 

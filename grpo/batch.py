@@ -1,8 +1,8 @@
 """The tensors of a step: groups become trees, and the rows' log-probabilities come back.
 
-A tree is a prefix that exists once and the branches that grow from its end. In GRPO the prefix is a prompt and the
-branches are its completions; in SFT the prefix is what the prompts of one database have in common, and a branch is the
-rest of a prompt followed by its answer. The shift is done here, once:
+A tree is a prefix that exists once and the branches that grow from its end. In GRPO that is a prompt and its
+completions; in SFT what the prompts of one database share, and the rest of each prompt with its answer. The shift is
+done here, once:
 
     prefix   p1 p2 ... pn      ->  prefill  p1 ... p(n-1)
     branch   c1 c2 ... cS      ->  input    pn c1 ... c(S-1)      position s holds what comes before
@@ -40,9 +40,8 @@ class TreeBatch:
 def build_tree(prefixes: list[list[int]], branches: list[list[list[int]]], device: torch.device) -> TreeBatch:
     """Lay out Q prefixes (not empty) and, for each, its branches (none empty).
 
-    Example:
-        prefixes [[1, 2]], branches [[[3], [4, 5]]] -> prefix_ids [[1]], input_ids [[2, 0], [2, 4]],
-        target_ids [[3, 0], [4, 5]], positions [[1, 2], [1, 2]], mask [[1, 0], [1, 1]]
+    Example: prefixes [[1, 2]], branches [[[3], [4, 5]]] -> prefix_ids [[1]], input_ids [[2, 0], [2, 4]],
+    target_ids [[3, 0], [4, 5]], positions [[1, 2], [1, 2]], mask [[1, 0], [1, 1]]
     """
     prefix_ids, prefix_lengths = pad([ids[:-1] for ids in prefixes], device)
     rows = [(q, branch) for q, group in enumerate(branches) for branch in group]
@@ -56,14 +55,10 @@ def build_tree(prefixes: list[list[int]], branches: list[list[list[int]]], devic
 
 
 def score(model: Qwen2, batch: TreeBatch, *, temperature: float = 1.0, vocab_size: int | None = None) -> Tensor:
-    """Log-probability of every branch token, under the distribution that it was sampled from.
+    """Log-probability of every branch token: (B, S), float32, nats, differentiable; 0 at padding.
 
-    That is the sampler's: logits divided by the temperature, ids from `vocab_size` on left out. Only positions under
-    the mask meet the vocabulary, in blocks that the backward pass recomputes, so memory does not grow with rows times
-    vocabulary.
-
-    Returns:
-        (B, S), float32, nats, differentiable; 0 at padding.
+    It is the sampler's: logits divided by the temperature, ids from `vocab_size` on left out. Only positions under the
+    mask meet the vocabulary, in blocks that the backward pass recomputes: memory does not grow with rows x vocabulary.
     """
     prompt = model.prefill(batch.prefix_ids, batch.prefix_lengths)
     hidden = model.extend(batch.input_ids, batch.positions, prompt, batch.row_prefix)[batch.mask]  # (N, D)
@@ -82,15 +77,5 @@ def score(model: Qwen2, batch: TreeBatch, *, temperature: float = 1.0, vocab_siz
 
 
 def token_logprobs(logits: Tensor, target: Tensor) -> Tensor:
-    """log p(target) of each row of logits, in nats.
-
-    Args:
-        logits: (N, V) float32, already divided by the temperature; target: (N,) ids.
-
-    Returns:
-        (N,), differentiable.
-
-    Example:
-        logits (0, 0), target 1 -> -log 2 = -0.6931
-    """
+    """log p(target), (N,) nats, of logits (N, V). Example: logits (0, 0), target 1 -> -log 2 = -0.6931"""
     return logits.log_softmax(dim=-1).gather(1, target[:, None])[:, 0]

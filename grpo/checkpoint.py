@@ -1,13 +1,12 @@
 """Checkpoints: complete, atomic, bounded in number.
 
-    runs/<name>/checkpoints/40/    adapter (PEFT format) or model (Hugging Face format), and training_state.pt
+    runs/<name>/checkpoints/40/    adapter (PEFT format) or model (Hugging Face format), tokenizer, training_state.pt
     runs/<name>/checkpoints/last   a text file that names the newest complete one
 
 A checkpoint is written beside its final place and renamed when it is complete, and `last` changes only after that: a
-run that is killed at any moment leaves the previous checkpoint usable. The state holds the optimizer, the step, the
-counters and the global random states. The trainer itself draws every random number from a generator seeded by (seed,
-purpose, step), see `derived_generator`, so there is no stream that could drift; the global states are kept for custom
-functions that use them.
+run that is killed at any moment leaves the previous checkpoint usable. The trainer draws every random number from a
+generator seeded by (seed, purpose, step), see `derived_generator`, so there is no stream that could drift; the global
+random states are kept for custom functions that use them.
 """
 
 import hashlib
@@ -46,10 +45,10 @@ def save_checkpoint(
 ) -> None:
     """Write checkpoints/<step> and point `last` at it; of the older ones only `best_step` stays.
 
-    progress: step, best_step and whatever else the loop wants back from `load_training_state`.
+    progress: step, best_step and whatever else `load_training_state` is to return.
     """
     root, step = run_dir / "checkpoints", progress["step"]
-    temporary, final = root / f"writing-{step}", root / str(step)
+    temporary, final, aside = root / f"{step}.writing", root / str(step), root / f"{step}.old"
     shutil.rmtree(temporary, ignore_errors=True)
     save_policy(model, temporary)
     for name in TOKENIZER_FILES:  # so that a checkpoint is a folder that can be used alone
@@ -58,7 +57,9 @@ def save_checkpoint(
     randomness = {"torch": torch.get_rng_state(), "python": random.getstate()}
     state = {"progress": progress, "optimizer": optimizer.state_dict(), "randomness": randomness}
     torch.save(state, temporary / "training_state.pt")
-    shutil.rmtree(final, ignore_errors=True)
+    if final.exists():  # a folder cannot be replaced: the old one steps aside, and goes with the other old ones below
+        shutil.rmtree(aside, ignore_errors=True)
+        os.replace(final, aside)
     os.replace(temporary, final)
     write_text(root / "last", f"{step}\n")
     for folder in root.iterdir():
@@ -69,25 +70,20 @@ def save_checkpoint(
 def last_checkpoint(run_dir: Path) -> Path:
     """The folder of the newest complete checkpoint. Raises ValueError if there is none."""
     root = run_dir / "checkpoints"
-    pointer = root / "last"
-    folder = root / (pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else "none")
-    if not (folder / "training_state.pt").is_file():
-        raise ValueError(f"{root}: no complete checkpoint to resume from")
-    return folder
+    step = (root / "last").read_text(encoding="utf-8").strip() if (root / "last").is_file() else "none"
+    for folder in (root / step, root / f"{step}.old"):  # .old: killed while the same step was written again
+        if (folder / "training_state.pt").is_file():
+            return folder
+    raise ValueError(f"{root}: no complete checkpoint to resume from")
 
 
 def load_training_state(folder: Path, optimizer: torch.optim.Optimizer) -> dict:
-    """Put a checkpoint's optimizer and random states back and return its progress; weights are load_policy's.
-
-    Raises:
-        ValueError: if the file is damaged.
-    """
+    """Put optimizer and random states back and return the progress; ValueError if the file is damaged."""
     try:
         state = torch.load(folder / "training_state.pt", weights_only=True)
     except Exception as error:  # damaged bytes raise whatever the unpickler stumbles over: KeyError, EOFError, ...
         raise ValueError(f"{folder / 'training_state.pt'} is damaged ({error}); expected a whole checkpoint") from error
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["randomness"]["torch"])
-    version, internal, gauss = state["randomness"]["python"]
-    random.setstate((version, tuple(internal), gauss))
+    random.setstate(state["randomness"]["python"])
     return state["progress"]

@@ -22,9 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-MAX_LOG_RATIO = (
-    20.0  # exp(20) = 4.9e8 is far outside any clip range; beyond it the value stays and the gradient is zero
-)
+MAX_LOG_RATIO = 20.0  # exp(20) = 4.9e8 is far outside any clip range; beyond, the value stays and the gradient is zero
 Pair = tuple[Tensor, Tensor]  # (sum, count): both add over micro-batches, so that their quotient is the step's mean
 
 
@@ -75,11 +73,12 @@ def policy_loss(
         raise ValueError(f'importance_sampling_level = "{importance_sampling_level}"; expected token or sequence')
     ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()  # (B, S) or (B, 1), as everything made from it
     counted = mask if importance_sampling_level == "token" else mask.any(1, keepdim=True)
-    clip = (epsilon, epsilon if epsilon_high is None else epsilon_high, delta)
     if loss_type == "cispo":
-        token_loss, stats = _cispo(ratio, logp, advantage, counted, epsilon_high)
+        token_loss, clipped = _cispo(ratio, logp, advantage, epsilon_high)
     else:
-        token_loss, stats = _clipped(ratio, advantage, counted, *clip)
+        high = epsilon if epsilon_high is None else epsilon_high
+        token_loss, clipped = _clipped(ratio, advantage, epsilon, high, delta)
+    stats = {name: _pair(share, counted) for name, share in clipped.items()}
     if sampling_logprobs is not None:
         drift = old - _clean(sampling_logprobs, logprobs, mask, "sampling_logprobs").detach()
         weight = drift.clamp(max=MAX_LOG_RATIO).exp()
@@ -114,41 +113,32 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k3") -
     k3 that of KL(ref || pi), and rho k3 that of KL(pi || ref) again (2512.02556; TRL's default since 1.16).
     Example: d = log 2 -> k1 0.6931, k2 0.2402, k3 0.5 + 0.6931 - 1 = 0.1931
     """
-    difference = logprobs - ref_logprobs
-    if estimator == "k1":
-        return difference
-    if estimator == "k2":
-        return difference.square() / 2
-    if estimator == "k3":
-        difference = difference.clamp(min=-MAX_LOG_RATIO)
-        return (-difference).exp() + difference - 1
-    raise ValueError(f'kl_estimator = "{estimator}"; expected k1, k2 or k3')
+    d = logprobs - ref_logprobs
+    bounded = d.clamp(min=-MAX_LOG_RATIO)
+    estimates = {"k1": d, "k2": d.square() / 2, "k3": (-bounded).exp() + bounded - 1}
+    if estimator not in estimates:
+        raise ValueError(f'kl_estimator = "{estimator}"; expected k1, k2 or k3')
+    return estimates[estimator]
 
 
-def _clipped(
-    ratio: Tensor, advantage: Tensor, counted: Tensor, low: float, high: float, delta: float | None
-) -> tuple[Tensor, dict[str, Pair]]:
+def _clipped(ratio: Tensor, advantage: Tensor, low: float, high: float, delta: float | None) -> tuple[Tensor, dict]:
     """PPO's pessimistic surrogate: the minimum, for both signs of A, takes away the profit of moving far."""
     capped = ratio if delta is None else ratio.clamp(max=delta)
     token_loss = -torch.min(capped * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
     is_low, is_high = (ratio < 1 - low) & (advantage < 0), (ratio > 1 + high) & (advantage > 0)
     shares = {"low_mean": is_low, "high_mean": is_high, "region_mean": is_low | is_high}
-    return token_loss, {f"clip_ratio/{name}": _pair(share, counted) for name, share in shares.items()}
+    return token_loss, {f"clip_ratio/{name}": share for name, share in shares.items()}
 
 
-def _cispo(
-    ratio: Tensor, logp: Tensor, advantage: Tensor, counted: Tensor, cap: float | None
-) -> tuple[Tensor, dict[str, Pair]]:
+def _cispo(ratio: Tensor, logp: Tensor, advantage: Tensor, cap: float | None) -> tuple[Tensor, dict]:
     """REINFORCE with a capped weight: a token far away is weighted less, but keeps its gradient."""
     if cap is None:
         raise ValueError('loss_type = "cispo" needs epsilon_high, the absolute cap of the ratio, such as 5.0')
     token_loss = -ratio.clamp(max=cap).detach() * advantage * logp
-    return token_loss, {"cispo_clip_ratio": _pair((ratio > cap) & (advantage > 0), counted)}
+    return token_loss, {"cispo_clip_ratio": (ratio > cap) & (advantage > 0)}
 
 
-def _average(
-    token_loss: Tensor, mask: Tensor, loss_type: str, length: int | None, normalizer: float | None
-) -> tuple[Tensor, Tensor]:
+def _average(token_loss: Tensor, mask: Tensor, loss_type: str, length: int | None, normalizer: float | None) -> Pair:
     """The averaged loss, and this batch's share of the normaliser (the shares of a step add up to one)."""
     if loss_type not in ("grpo", "dapo", "bnpo", "dr_grpo", "cispo"):
         raise ValueError(f'loss_type = "{loss_type}"; expected grpo, dapo, bnpo, dr_grpo or cispo')

@@ -1,16 +1,15 @@
 """The policy that RL starts from: weights, adapter, and the supervised stages that come first.
 
-What the stages make depends on the model, the stages, the seed and every training pair. All of it is hashed, and the
-result is kept under that hash as a Hugging Face folder (or a PEFT adapter), so that runs with the same beginning share
-it and a changed one can never be mistaken for it.
+What the stages make is kept as a Hugging Face folder (or a PEFT adapter) under the hash of the model, the stages, the
+seed and every training pair: runs with the same beginning share it, and a changed one is never mistaken for it.
 """
 
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import torch
@@ -18,6 +17,7 @@ import torch
 from grpo.checkpoint import derived_generator, save_policy
 from grpo.config import Config, ModelConfig
 from grpo.sft import Pair, make_groups, train_sft
+from grpo.telemetry import append_line
 from model.adapters import load_adapter
 from model.config import Qwen2Config
 from model.lora import add_lora
@@ -32,14 +32,15 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def make_policy(config: ModelConfig, seed: int) -> Qwen2:
+def make_policy(config: ModelConfig, seed: int = 0) -> Qwen2:
     """The model of a [model] section: loaded or drawn at random, with its adapter loaded or new if it has one."""
     device, dtype = choose_device(config.device), getattr(torch, config.dtype)
     generator = derived_generator(seed, "weights")
     if config.init == "load":
         model = load_model(config.path, dtype=dtype, device=device)
     else:
-        model = Qwen2(random_config(config))
+        sizes = {f.name: getattr(config, f.name) for f in fields(Qwen2Config) if hasattr(config, f.name)}
+        model = Qwen2(Qwen2Config(**sizes, head_dim=config.hidden_size // config.num_attention_heads))
         model.init_weights(generator)
         model.to(device, dtype)
     if config.adapter:
@@ -50,53 +51,32 @@ def make_policy(config: ModelConfig, seed: int) -> Qwen2:
     return model
 
 
-def random_config(config: ModelConfig) -> Qwen2Config:
-    """The sizes of a [model] section with init = "random"."""
-    return Qwen2Config(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
-        head_dim=config.hidden_size // config.num_attention_heads,
-        rope_theta=config.rope_theta,
-        tie_word_embeddings=config.tie_word_embeddings,
-    )
-
-
 def load_policy(config: ModelConfig, folder: str | Path) -> Qwen2:
     """A policy that was saved: a PEFT adapter on the section's base model, or a whole model."""
-    device, dtype = choose_device(config.device), getattr(torch, config.dtype)
-    is_adapter = (Path(folder) / "adapter_config.json").is_file()
-    model = load_model(config.path if is_adapter else folder, dtype=dtype, device=device)
-    if is_adapter:
-        load_adapter(model, folder)
-    model.gradient_checkpointing = config.gradient_checkpointing
-    return model
+    if (Path(folder) / "adapter_config.json").is_file():
+        return make_policy(replace(config, adapter=str(folder)))
+    return make_policy(replace(config, init="load", path=str(folder), adapter="", lora_r=0))
 
 
-def train_stages(
-    config: Config,
-    pairs: list[list[list[Pair]]],
-    report: Callable[[int, int, dict[str, float]], None],
-) -> Path:
+def train_stages(config: Config, pairs: list[list[list[Pair]]], log: Path) -> Path:
     """Run the [[sft]] stages one after the other, unless an earlier run made exactly the same; the result's folder.
 
-    Args:
-        pairs: for each stage and database, (prompt ids, completion ids).
-        report: called after every step with (stage, step, metrics).
+    pairs: for each stage and database, (prompt ids, completion ids). log: JSON lines, one in fifty steps.
     """
     folder = Path(config.data.cache_dir) / f"sft-{stages_hash(config, pairs)}"
     if not folder.is_dir():
         model = make_policy(config.model, config.run.seed)
         for index, stage in enumerate(config.sft):
             groups = make_groups(pairs[index], stage.max_branches)
-            train_sft(model, groups, stage, config.run.seed, lambda step, row, i=index: report(i, step, row))
-        temporary = folder.with_name(folder.name + ".writing")
-        shutil.rmtree(temporary, ignore_errors=True)
+            for step, row in train_sft(model, groups, stage, config.run.seed):
+                if step % 50 == 0 or step == stage.max_steps:
+                    append_line(log, {"stage": index, "step": step} | row)
+                    print(f"sft {index} step {step}/{stage.max_steps}  loss {row['sft/loss']:.3f}", flush=True)
+        temporary = folder.with_name(f"{folder.name}.{os.getpid()}")  # runs may share the cache
         save_policy(model, temporary, config.model.path)
-        os.replace(temporary, folder)
+        with suppress(OSError):  # another run was faster: its bytes are the same
+            temporary.rename(folder)
+        shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 

@@ -35,36 +35,20 @@ class Rollouts:
 
     def select(self, groups: list[int]) -> "Rollouts":
         """The rollouts of the given groups, in that order."""
-        columns = (self.prompt_ids, self.completion_ids, self.logprobs, self.finished, self.entropy)
-        return Rollouts(*([column[g] for g in groups] for column in columns))
+        return Rollouts(**{name: [column[g] for g in groups] for name, column in vars(self).items()})
 
 
 def rollout(
-    model: Qwen2, tokenizer, prompts: list[list[int]], num_generations: int, *, batch_size: int = 0, **sampling
+    model: Qwen2, tokenizer, prompts: list[list[int]], num_generations: int, **sampling
 ) -> tuple[Rollouts, list[list[str]]]:
-    """Sample groups and decode them.
+    """Sample G completions of each of Q prompts: the rollouts, and Q x G texts without the end token.
 
-    Args:
-        tokenizer: gives eos_ids, vocab_size and decode(ids).
-        prompts: Q lists of token ids.
-        batch_size: groups sampled together, 0 = all.
-        sampling: max_completion_length, temperature, top_k, top_p, generator of `model.sampling.generate`.
-
-    Returns:
-        the rollouts, and Q x G texts without the end token.
+    tokenizer: gives eos_ids, vocab_size and decode(ids). sampling: the other arguments of `model.sampling.generate`.
     """
-    batch_size = batch_size or len(prompts)
-    parts = []
-    for start in range(0, len(prompts), batch_size):
-        part = prompts[start : start + batch_size]
-        eos_ids, vocab_size = tokenizer.eos_ids, tokenizer.vocab_size
-        parts.append(generate(model, part, num_generations, eos_ids=eos_ids, vocab_size=vocab_size, **sampling))
-    ids, logprobs, finished, entropy = (
-        [group for part in parts for group in getattr(part, name)]
-        for name in ("ids", "logprobs", "finished", "entropy")
-    )
-    texts = [[completion_text(tokenizer, completion) for completion in group] for group in ids]
-    return Rollouts(prompts, ids, logprobs, finished, entropy), texts
+    known = {"eos_ids": tokenizer.eos_ids, "vocab_size": tokenizer.vocab_size}
+    samples = generate(model, prompts, num_generations, **known, **sampling)
+    texts = [[completion_text(tokenizer, ids) for ids in group] for group in samples.ids]
+    return Rollouts(prompts, samples.ids, samples.logprobs, samples.finished, samples.entropy), texts
 
 
 def completion_text(tokenizer, ids: list[int]) -> str:
@@ -76,12 +60,8 @@ def question_order(n: int, per_step: int, step: int, order_of_pass: Callable[[in
     """Which of n questions come in step `step` (0-based): every pass over them is a new permutation.
 
     Nothing is remembered between steps, so a resumed run sees the questions that it would have seen.
-
-    Args:
-        order_of_pass: the generator of a pass's permutation, by the number of the pass.
-
-    Example:
-        n = 3, per_step = 2: steps 0, 1, 2 take places 0 1 | 2 and 0 of the next pass | 1 2 of the next pass
+    order_of_pass: the generator of a pass's permutation, by the number of the pass.
+    Example: n = 3, per_step = 2: steps 0, 1, 2 take places 0 1 | 2 and 0 of the next pass | 1 2 of the next pass
     """
     places = [divmod(cursor, n) for cursor in range(step * per_step, (step + 1) * per_step)]
     passes = {number: torch.randperm(n, generator=order_of_pass(number)).tolist() for number, _ in places}

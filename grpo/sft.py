@@ -8,7 +8,7 @@ A branch begins where the prompts' ids stop being equal, so no text is tokenised
 its tree shares all of its prompt: none of it is trained). One pass of a long schema then serves all its questions.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -28,14 +28,13 @@ class SftGroup:
 
     prefix: list[int]
     branches: list[list[int]]
-    question_lengths: list[int]  # how many of a branch's first tokens still belong to the prompt
+    question_lengths: list[int]  # how many of a branch's tokens still belong to the prompt
 
 
 def make_groups(pairs_by_database: list[list[Pair]], max_branches: int) -> list[SftGroup]:
     """Cut every database's pairs into trees of at most `max_branches` questions.
 
-    Example: prompts [1, 2, 3] and [1, 2, 4] with completions [9] and [8]
-        -> prefix [1, 2], branches [[3, 9], [4, 8]], question_lengths [1, 1]
+    Example: ([1, 2, 3], [9]), ([1, 2, 4], [8]) -> prefix [1, 2], branches [[3, 9], [4, 8]], question_lengths [1, 1]
     """
     groups = []
     for pairs in pairs_by_database:
@@ -66,37 +65,26 @@ def sft_loss(model: Qwen2, groups: list[SftGroup], prompt_loss_weight: float) ->
 
 
 def train_sft(
-    model: Qwen2,
-    groups: list[SftGroup],
-    stage: SftConfig,
-    seed: int,
-    report: Callable[[int, dict[str, float]], None],
-) -> None:
-    """Train the model's trainable parameters on the groups for `stage.max_steps`, in place.
+    model: Qwen2, groups: list[SftGroup], stage: SftConfig, seed: int
+) -> Iterator[tuple[int, dict[str, float]]]:
+    """Train the model's trainable parameters on the groups, in place, one step each time the next value is asked for.
 
-    Args:
-        seed: of the order in which databases come; every pass over them is a new permutation.
-        report: called after every step with (step, {"sft/loss", "sft/grad_norm", "sft/learning_rate", ...}).
-
-    Raises:
-        ValueError: if there are no groups to train on.
+    seed: of the order in which groups come; every pass over them is a new permutation. Yields (step, {"sft/loss",
+    "sft/grad_norm", "sft/learning_rate", "sft/num_tokens"}), `stage.max_steps` times. ValueError without groups.
     """
     if not groups:
         raise ValueError("the SFT stage has no examples; lower its filters or give it databases")
-    optimizer = make_optimizer(model.parameters(), stage)
-    parameters = optimizer.param_groups[0]["params"]
-    generator = torch.Generator().manual_seed(seed)
+    optimizer, generator = make_optimizer(model.parameters(), stage), torch.Generator().manual_seed(seed)
     order: list[int] = []
     for step in range(stage.max_steps):
         while len(order) < stage.groups_per_step:
             order += torch.randperm(len(groups), generator=generator).tolist()
         chosen, order = order[: stage.groups_per_step], order[stage.groups_per_step :]
-        optimizer.param_groups[0]["lr"] = learning_rate(stage, step, stage.max_steps)
+        rate = optimizer.param_groups[0]["lr"] = learning_rate(stage, step, stage.max_steps)
         loss, tokens = sft_loss(model, [groups[i] for i in chosen], stage.prompt_loss_weight)
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(parameters, stage.max_grad_norm)
+        norm = torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], stage.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
-        rate = optimizer.param_groups[0]["lr"]
-        values = {"sft/loss": loss.detach(), "sft/grad_norm": norm, "sft/learning_rate": rate, "sft/num_tokens": tokens}
-        report(step + 1, {key: float(value) for key, value in values.items()})
+        metrics = {"loss": loss.detach(), "grad_norm": norm, "learning_rate": rate, "num_tokens": tokens}
+        yield step + 1, {f"sft/{name}": float(value) for name, value in metrics.items()}

@@ -10,8 +10,6 @@ quantity. The four classes of a group say what it can teach:
 """
 
 import json
-import math
-import os
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -21,9 +19,21 @@ import torch
 from torch import Tensor
 
 from grpo.advantage import centered
+from model.config import write_text
 
 STATUSES = ("ok", "rejected", "sql_error", "budget", "too_big")
 CLASSES = ("mixed", "all_correct", "all_failed", "all_wrong")
+SHOWN = {  # on the console, in this order
+    "reward": "reward {:.3f}",
+    "frac_reward_zero_std": "flat {:.2f}",
+    "completions/mean_length": "length {:.1f}",
+    "completions/clipped_ratio": "cut {:.2f}",
+    "kl": "kl {:.4f}",
+    "entropy": "entropy {:.3f}",
+    "clip_ratio/region_mean": "clip {:.3f}",
+    "grad_norm": "grad {:.2f}",
+    "step_time": "seconds {:.1f}",
+}
 
 
 def means(pairs: dict[str, tuple[Tensor | float, Tensor | float]]) -> dict[str, float | None]:
@@ -31,32 +41,25 @@ def means(pairs: dict[str, tuple[Tensor | float, Tensor | float]]) -> dict[str, 
     return {name: float(total) / float(count) if float(count) else None for name, (total, count) in pairs.items()}
 
 
-def group_classes(rewards: Tensor, correct: Tensor, executed: Tensor) -> list[str]:
-    """The class of each group, from (Q, G) total rewards, and (Q, G) bools: rows match, the query ran."""
-    names = []
-    for reward, right, ran in zip(rewards, correct.bool(), executed.bool(), strict=True):
-        if (reward != reward[0]).any():  # exact, as in advantage.centered: a std of 1e-8 is still flat
-            names.append("mixed")
-        else:
-            names.append("all_correct" if right.all() else "all_wrong" if ran.any() else "all_failed")
-    return names
+def group_class(rewards: Tensor, correct: Tensor, executed: Tensor) -> str:
+    """The class of one group, from (G,) total rewards, and (G,) bools: rows match, the query ran."""
+    if (rewards != rewards[0]).any():  # exact, as in advantage.centered: a std of 1e-8 is still flat
+        return "mixed"
+    if correct.all():
+        return "all_correct"
+    return "all_wrong" if executed.any() else "all_failed"
 
 
 def rollout_metrics(
-    rewards: Tensor,
-    parts: dict[str, Tensor],
-    correct: Tensor,
-    statuses: list[list[str]],
-    lengths: Tensor,
-    truncated: Tensor,
-) -> dict[str, float | None]:
+    rewards: Tensor, parts: dict[str, Tensor], correct: Tensor, statuses: list[list], lengths: Tensor, truncated: Tensor
+) -> dict[str, float]:
     """Metrics of one step's rollouts: rewards, parts, correct, lengths and truncated are (Q, G), statuses Q x G.
 
     reward_std is the mean of the groups' unbiased stds. Terminated lengths leave truncated completions out.
     Example: rewards [[1, 0], [0, 0]] -> reward .25, reward_std .3536, frac_reward_zero_std .5, groups/mixed_ratio .5
     """
     executed = torch.tensor([[status == "ok" for status in group] for group in statuses])
-    classes = Counter(group_classes(rewards, correct, executed))
+    classes = Counter(map(group_class, rewards, correct, executed))
     counts = Counter(status for group in statuses for status in group)
     stds = (centered(rewards).square().sum(dim=1) / max(rewards.shape[1] - 1, 1)).sqrt()
     metrics = {"reward": rewards.mean(), "reward_std": stds.mean()}
@@ -72,53 +75,27 @@ def rollout_metrics(
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Add one JSON object as a line, on disk when this returns. NaN and infinity become null, with a warning.
+    """Add one JSON object as a line, on disk when this returns. NaN and infinity, which JSON lacks, become null.
 
-    They are not JSON, and a silent null would hide what a reader must see: the warning names the keys and the step.
+    A silent null would hide what a reader must see: a warning names the keys and the step.
     """
-    broken: list[str] = []
-    line = json.dumps(_finite(record, "", broken), ensure_ascii=False, allow_nan=False)
+    values = {key: json.dumps(value, ensure_ascii=False) for key, value in record.items()}
+    clean = {key: json.loads(text, parse_constant=lambda nan: None) for key, text in values.items()}
     with path.open("a", encoding="utf-8", newline="\n") as file:
-        file.write(line + "\n")
+        file.write(json.dumps(clean, ensure_ascii=False) + "\n")
+    broken = [key for key, value in clean.items() if json.dumps(value, ensure_ascii=False) != values[key]]
     if broken:
         warnings.warn(f"{path.name}, step {record.get('step')}: not finite: {', '.join(broken)}", stacklevel=2)
 
 
-def _finite(value: Any, where: str, broken: list[str]) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item, f"{where}.{key}".lstrip("."), broken) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item, where, broken) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        broken.append(where)
-        return None
-    return value
-
-
 def truncate_log(path: Path, step: int) -> None:
     """Cut a log back to a checkpoint: drop the lines of later steps, and a last line that a killed run left torn."""
-    if not path.is_file():
-        return
-    *lines, torn = path.read_text(encoding="utf-8").split("\n")  # not splitlines: U+2028 may stand in a string
-    kept = [line for line in lines if json.loads(line)["step"] <= step]
-    if torn or len(kept) < len(lines):
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8", newline="\n")
-        os.replace(temporary, path)
+    if path.is_file():
+        *lines, _ = path.read_text(encoding="utf-8").split("\n")  # not splitlines: U+2028 may stand in a string
+        write_text(path, "".join(line + "\n" for line in lines if json.loads(line)["step"] <= step))
 
 
 def format_line(record: dict[str, Any], total_steps: int) -> str:
     """A step's line on the console. Example: step 3/40  reward 0.512  flat 0.31  length 24.1  grad 0.81  seconds 1.4"""
-    shown = {
-        "reward": "reward {:.3f}",
-        "frac_reward_zero_std": "flat {:.2f}",
-        "completions/mean_length": "length {:.1f}",
-        "completions/clipped_ratio": "cut {:.2f}",
-        "kl": "kl {:.4f}",
-        "entropy": "entropy {:.3f}",
-        "clip_ratio/region_mean": "clip {:.3f}",
-        "grad_norm": "grad {:.2f}",
-        "step_time": "seconds {:.1f}",
-    }
-    fields = [text.format(record[name]) for name, text in shown.items() if record.get(name) is not None]
+    fields = [text.format(record[name]) for name, text in SHOWN.items() if record.get(name) is not None]
     return "  ".join([f"step {record['step']}/{total_steps}", *fields])

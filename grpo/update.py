@@ -1,19 +1,18 @@
 """One GRPO step's update: score the rollouts, push up what beat its group, step the optimizer.
 
-All groups of a step make one optimizer step per iteration. They are scored and differentiated in micro-batches of
-whole groups, each divided by the whole step's count of tokens (or rows), so that splitting changes no number.
-
-With `num_iterations` = mu > 1 the same rollouts are used mu times. The log-probabilities of the first pass, before any
-update, are the frozen old ones; in that pass the ratio is one, no clip acts, and the gradient is REINFORCE's.
+Groups are scored and differentiated in micro-batches, each divided by the whole step's count of tokens (or rows), so
+that splitting changes no number. The rollouts are used `num_iterations` times: the log-probabilities of the first pass
+are the frozen old ones, so in that pass the ratio is one, no clip acts, and the gradient is REINFORCE's.
 
 A group whose advantages are all zero has no gradient (unless beta > 0), so it is not scored at all; its tokens still
 count in the average, as in TRL. The metrics of the loss therefore speak of the groups that were scored.
 """
 
+import inspect
 import math
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +23,9 @@ from grpo.loss import Pair, loss_normalizer, policy_loss
 from grpo.rollout import Rollouts
 from model.lora import adapter_disabled
 from model.qwen2 import Qwen2
+
+# What [grpo] and the loss both have, by the same names.
+LOSS_SETTINGS = inspect.signature(policy_loss).parameters.keys() & {field.name for field in fields(GrpoConfig)}
 
 
 @dataclass
@@ -50,20 +52,15 @@ def update_policy(
 ) -> dict[str, Pair]:
     """One step of GRPO on Q x G rollouts: `num_iterations` optimizer steps, in place.
 
-    Args:
-        advantages: (Q, G). vocab_size: as in sampling.
-        reference: the frozen policy of the KL term; the model itself means the model without its adapter.
-
-    Returns:
-        {TRL metric name: (sum, count)}; means over all tokens and iterations.
+    advantages: (Q, G). vocab_size: as in sampling. reference: the frozen policy of the KL term; the model itself means
+    the model without its adapter. Returns {TRL metric name: (sum, count)} over all tokens and iterations.
     """
-    batches = [
-        make_micro_batch(rollouts, groups, advantages, config, model.model.embed_tokens.weight.device)
-        for groups in micro_batches(advantages, config)
-    ]
-    counted = ~rollouts.truncated if config.mask_truncated_completions else torch.ones_like(rollouts.truncated)
-    tokens = int((rollouts.lengths * counted).sum())
-    normalizer = loss_normalizer(config.loss_type, advantages.numel(), tokens)
+    counted = ~(
+        rollouts.truncated & config.mask_truncated_completions
+    )  # (Q, G), after the advantages: they count there
+    normalizer = loss_normalizer(config.loss_type, counted.numel(), int((rollouts.lengths * counted).sum()))
+    device, parts = model.model.embed_tokens.weight.device, micro_batches(advantages, config)
+    batches = [make_micro_batch(rollouts.select(part), advantages[part], counted[part], device) for part in parts]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     totals: dict[str, Pair] = {}
     for _ in range(config.num_iterations):
@@ -74,33 +71,24 @@ def update_policy(
             (loss / len(batches) if config.loss_type == "bnpo" else loss).backward()
             add_pairs(totals, stats)
         norm = torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
-        add_pairs(totals, {"grad_norm": (norm, torch.tensor(1.0))})
+        add_pairs(totals, {"grad_norm": (norm, 1.0)})
         optimizer.step()
     return totals
 
 
 def micro_batches(advantages: Tensor, config: GrpoConfig) -> list[list[int]]:
-    """The groups that have something to say, cut into micro-batches.
-
-    Example: advantages [[0, 0], [1, -1], [2, -2]], micro_batch_size 1 -> [[1], [2]]; with beta > 0 [[0], [1], [2]]
-    """
+    """The groups that have something to say, in micro-batches. Example: advantages [[0, 0], [1, -1]] -> [[1]]"""
     groups = [q for q in range(len(advantages)) if config.beta or advantages[q].any()]
     return [groups[i : i + config.micro_batch_size] for i in range(0, len(groups), config.micro_batch_size)]
 
 
-def make_micro_batch(
-    rollouts: Rollouts, groups: list[int], advantages: Tensor, config: GrpoConfig, device: torch.device
-) -> MicroBatch:
-    """The tensors of the given groups. Truncated completions leave the loss here, after the advantages."""
-    part = rollouts.select(groups)
-    tree = build_tree(part.prompt_ids, part.completion_ids, device)
-    mask = tree.mask
-    if config.mask_truncated_completions:
-        mask = mask & ~part.truncated.flatten().to(device)[:, None]
-    rows = [row for group in part.logprobs for row in group]
-    width = tree.mask.shape[1]
-    sampling = torch.tensor([row + [0.0] * (width - len(row)) for row in rows], device=device)
-    return MicroBatch(tree, mask, advantages[groups].flatten().to(device), sampling)
+def make_micro_batch(rollouts: Rollouts, advantages: Tensor, counted: Tensor, device: torch.device) -> MicroBatch:
+    """The tensors of some groups, one row a completion; advantages and counted are (Q, G)."""
+    tree = build_tree(rollouts.prompt_ids, rollouts.completion_ids, device)
+    mask = tree.mask & counted.flatten().to(device)[:, None]
+    logprobs = torch.tensor([p for group in rollouts.logprobs for row in group for p in row], device=device)
+    sampling_logprobs = torch.zeros(mask.shape, device=device).masked_scatter(tree.mask, logprobs)
+    return MicroBatch(tree, mask, advantages.flatten().to(device), sampling_logprobs)
 
 
 def micro_batch_loss(
@@ -115,23 +103,9 @@ def micro_batch_loss(
     logprobs = score(model, batch.tree, **scoring)
     if batch.old_logprobs is None:
         batch.old_logprobs = logprobs.detach()
-    loss_settings = {
-        name: getattr(config, name)
-        for name in (
-            "epsilon epsilon_high delta beta loss_type importance_sampling_level kl_estimator use_bias_correction_kl "
-            "importance_sampling_cap max_completion_length"
-        ).split()
-    }
-    return policy_loss(
-        logprobs,
-        batch.old_logprobs,
-        batch.advantages,
-        batch.mask,
-        ref_logprobs=batch.ref_logprobs,
-        sampling_logprobs=batch.sampling_logprobs,
-        normalizer=normalizer,
-        **loss_settings,
-    )
+    others = {"ref_logprobs": batch.ref_logprobs, "sampling_logprobs": batch.sampling_logprobs}
+    settings = {name: getattr(config, name) for name in LOSS_SETTINGS} | {"normalizer": normalizer}
+    return policy_loss(logprobs, batch.old_logprobs, batch.advantages, batch.mask, **others, **settings)
 
 
 def add_pairs(totals: dict[str, Pair], pairs: dict[str, Pair]) -> None:
@@ -156,8 +130,5 @@ def learning_rate(config, step: int, max_steps: int) -> float:
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     progress = (step - config.warmup_steps) / max(1, max_steps - config.warmup_steps)
-    if config.lr_scheduler_type == "linear":
-        return config.learning_rate * (1 - progress)
-    if config.lr_scheduler_type == "cosine":
-        return config.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
-    return config.learning_rate
+    decay = {"linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}
+    return config.learning_rate * decay.get(config.lr_scheduler_type, 1.0)

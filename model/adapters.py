@@ -1,10 +1,9 @@
 """LoRA adapters in PEFT's format, in and out: adapter_config.json and adapter_model.safetensors.
 
 A layer's matrices are stored as `base_model.model.<module>.lora_A.weight` (R, in) and `.lora_B.weight` (out, R).
-What this decoder can represent is one rank and one scaling over whole sets of linear layers: alpha / r, or
-alpha / sqrt(r) with use_rslora. Everything else that PEFT can write (DoRA, biases, patterns of ranks, some layers only,
-initialisations that change the base weights, ...) is refused by an allow-list: a key that is not known must be empty.
-Dropout acts in training only and is ignored.
+What this decoder can represent is one rank and one scaling (alpha / r, or alpha / sqrt(r) with use_rslora) over whole
+sets of linear layers. Whatever else PEFT can write (DoRA, biases, rank patterns, some layers only, initialisations that
+change the base weights, ...) is refused by an allow-list: a key that is not known must be empty.
 """
 
 import json
@@ -12,14 +11,13 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
-from model.config import mismatch, read_json, replacing, write_text
+from model.config import mismatch, positive, read_json, replacing, write_text
 from model.lora import LINEAR_NAMES, add_lora, lora_modules, lora_parameters
 from model.qwen2 import Qwen2
 from model.weights import read_tensors
 
-# Keys whose value may be anything: they say nothing about the function (`qalora_group_size` counts under use_qalora).
+# Keys of any value: read below, or without effect here (dropout acts in training, qalora_group_size under use_qalora).
 IGNORED = {"base_model_name_or_path", "revision", "task_type", "inference_mode", "lora_dropout", "peft_version"}
 IGNORED |= {"auto_mapping", "megatron_core", "qalora_group_size", "r", "lora_alpha", "target_modules", "use_rslora"}
 FIXED = {"peft_type": ("LORA",), "bias": ("none",), "init_lora_weights": (True, False, None, "gaussian")}
@@ -44,25 +42,19 @@ def load_adapter(model: Qwen2, folder: str | Path) -> None:
         empty = value is None or value is False or value in ({}, [], "")
         if key not in FIXED and key not in IGNORED and not empty:
             raise mismatch(file, key, "nothing: plain LoRA only", repr(value))
-    r, alpha = raw.get("r"), raw.get("lora_alpha")
-    for key, value, kind in (("r", r, int), ("lora_alpha", alpha, (int, float))):
-        if isinstance(value, bool) or not isinstance(value, kind) or not value > 0:
-            raise mismatch(file, key, "a positive number", repr(value))
-    targets = raw.get("target_modules")
-    linears = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
-    targets = list(LINEAR_NAMES) if targets == "all-linear" else targets if isinstance(targets, list) else []
-    matched = [[name for name in linears if f".{name}".endswith(f".{target}")] for target in targets]
-    hit = {name for names in matched for name in names}
-    kinds = {name.rsplit(".", 1)[-1] for name in hit}
-    whole = {name for name in linears if name.rsplit(".", 1)[-1] in kinds}
-    if not hit or not all(matched) or hit != whole or not kinds <= set(LINEAR_NAMES):
+    r, alpha = positive(file, raw, "r", int), positive(file, raw, "lora_alpha", (int, float))
+    paths = LINEAR_NAMES if raw.get("target_modules") == "all-linear" else raw.get("target_modules")
+    kinds = {str(path).rsplit(".", 1)[-1] for path in paths} if isinstance(paths, (list, tuple)) else set()
+    layers = {name: layer for name, layer in model.named_modules() if name.rsplit(".", 1)[-1] in kinds}
+    covered = all(any(f".{name}".endswith(f".{path}") for path in paths) for name in layers)
+    if not kinds or not kinds <= set(LINEAR_NAMES) or not covered:
         wanted = f"names that cover every layer, out of {', '.join(LINEAR_NAMES)}"
         raise mismatch(file, "target_modules", wanted, repr(raw.get("target_modules")))
-    shapes = {stored_name(f"{name}.lora_A"): (r, linears[name].in_features) for name in hit}
-    shapes |= {stored_name(f"{name}.lora_B"): (linears[name].out_features, r) for name in hit}
+    shapes = {stored_name(f"{name}.lora_A"): (r, layer.in_features) for name, layer in layers.items()}
+    shapes |= {stored_name(f"{name}.lora_B"): (layer.out_features, r) for name, layer in layers.items()}
     tensors = read_tensors([file.with_name("adapter_model.safetensors")], shapes, {}, torch.float32, "cpu")
-    own_generator = torch.Generator()  # so that loading draws no number from the run's
-    add_lora(model, r, alpha, sorted(kinds), bool(raw.get("use_rslora")), own_generator)
+    own = torch.Generator()  # so that loading draws no number from the run's
+    add_lora(model, r, alpha, sorted(kinds), bool(raw.get("use_rslora")), own)
     with torch.no_grad():
         for name, parameter in lora_parameters(model).items():
             parameter.copy_(tensors[stored_name(name)])
@@ -71,24 +63,17 @@ def load_adapter(model: Qwen2, folder: str | Path) -> None:
 def save_adapter(model: Qwen2, folder: str | Path, base_model_name: str = "") -> None:
     """Write the model's adapter, float32, each file atomically; `base_model_name` tells PEFT what it belongs to.
 
-    The scaling is written as lora_alpha = scaling * r (rank-stabilised or not, it is the same function).
-    Raises ValueError if the model has none.
+    The scaling is written as lora_alpha = scaling * r, rank-stabilised or not. Raises ValueError if there is none.
     """
     layers = dict(lora_modules(model))
     if not layers:
         raise ValueError("the model has no LoRA adapter to save; expected add_lora or load_adapter before")
     first = next(iter(layers.values()))
-    r = first.lora_A.shape[0]
-    alpha = first.scaling * r
+    r, alpha = len(first.lora_A), first.scaling * len(first.lora_A)
     settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base_model_name or None}
-    settings |= {
-        "r": r,
-        "lora_alpha": alpha if alpha % 1 else int(alpha),
-        "use_rslora": False,
-        "lora_dropout": 0.0,
-        "bias": "none",
-    }
-    settings |= {"target_modules": sorted({name.rsplit(".", 1)[-1] for name in layers}), "inference_mode": True}
+    settings |= {"r": r, "lora_alpha": alpha if alpha % 1 else int(alpha), "use_rslora": False, "lora_dropout": 0.0}
+    kinds = {name.rsplit(".", 1)[-1] for name in layers}
+    settings |= {"target_modules": sorted(kinds), "bias": "none", "inference_mode": True}
     tensors = {stored_name(name): p.detach().cpu().contiguous() for name, p in lora_parameters(model).items()}
     with replacing(Path(folder) / "adapter_model.safetensors") as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"})

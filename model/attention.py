@@ -41,16 +41,10 @@ def visible_keys(
 ) -> Tensor | None:
     """The rule for whole rows as a mask over [prompt keys, own keys]: booleans (B, 1, T, P + T), True where visible.
 
-    None stands for plain causality, without prompt and padding. Where no prompt is padded it is the lower-right causal
-    bias, which flash kernels know.
-
-    Args:
-        num_queries: T.
-        padding_mask: (B, T) with 1 at real tokens, padding on either side; for rows without a prompt.
-        prompt, row_prompt: the prompts (right-padded to a width P) and (B,) which of them each row sees.
-
-    Example:
-        T=2, prompts of length 1 and 2, the row sees the first -> [[1, 0, 1, 0], [1, 0, 1, 1]]
+    padding_mask: (B, T) with 1 at real tokens, padding on either side; for rows without a prompt.
+    row_prompt: (B,) which of the prompts, right-padded to a width P, each row sees.
+    None stands for plain causality. Where no prompt is padded, the mask is the causal bias that flash kernels know.
+    Example: T = 2, prompts of length 1 and 2, the row sees the first -> [[1, 0, 1, 0], [1, 0, 1, 1]]
     """
     if padding_mask is None and prompt is None:
         return None
@@ -60,8 +54,7 @@ def visible_keys(
     own = torch.ones(num_queries, num_queries, dtype=torch.bool, device=device).tril()  # (T, T)
     if padding_mask is not None:
         # A padding query would have nothing to look at and give NaN: it may look at itself; nobody reads it.
-        itself = torch.eye(num_queries, dtype=torch.bool, device=device)
-        return own & padding_mask.bool()[:, None, None, :] | itself
+        return own & padding_mask.bool()[:, None, None, :] | torch.eye(num_queries, dtype=torch.bool, device=device)
     of_prompt = torch.arange(prompt.width, device=device) < prompt.lengths[row_prompt, None]  # (B, P)
     of_prompt = of_prompt[:, None, None, :].expand(-1, -1, num_queries, -1)
     return torch.cat([of_prompt, own.expand(len(row_prompt), 1, -1, -1)], dim=-1)
@@ -72,26 +65,30 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, view: View, layer: int) -> Tens
     if view.prompt is not None:
         prompt_k, prompt_v = (shared[view.row_prompt] for shared in view.prompt.layers[layer])  # (B, K, P, E)
         k, v = torch.cat([prompt_k, k], dim=2), torch.cat([prompt_v, v], dim=2)
-    causal = view.mask is None
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=view.mask, is_causal=causal, enable_gqa=True)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=view.mask, is_causal=view.mask is None, enable_gqa=True)
 
 
 def attend_step(q: Tensor, k: Tensor, v: Tensor, view: View, layer: int) -> Tensor:
     """Attention of one new token a row over [its prompt, its own past]: q (B, H, 1, E) -> (B, H, 1, E).
 
-    k and v: (B, K, S, E), the row's own tokens so far, the newest last. A prompt's G rows (g) and the H/K query heads
-    that share a key head (h) are both query axes for einsum, which folds them into one: a matrix product for each
-    prompt and key head. The two blocks of scores meet in one softmax.
+    k and v: (B, K, S, E), the row's own tokens so far, the newest last. Siblings share a prompt, and H/K query heads
+    share a key head: both fold into the query axis. The two blocks of scores meet in one softmax.
     """
     prompt_k, prompt_v = view.prompt.layers[layer]  # (Q, K, P, E)
     rows, heads, _, dim = q.shape
     prompts, kv_heads, width, _ = prompt_k.shape
-    q = q.view(rows, kv_heads, -1, dim) * dim**-0.5  # (B, K, H/K, E)
-    padding = torch.arange(width, device=q.device) >= view.prompt.lengths.view(-1, 1, 1, 1, 1)
-    on_prompt = torch.einsum("qgkhe,qkpe->qgkhp", q.unflatten(0, (prompts, -1)), prompt_k)
-    on_prompt = on_prompt.masked_fill(padding, float("-inf")).flatten(0, 1)
-    scores = torch.cat([on_prompt, q @ k.transpose(-1, -2)], dim=-1)  # (B, K, H/K, P + S)
+    group, share = rows // prompts, heads // kv_heads
+
+    def fold(x: Tensor) -> Tensor:  # (B, K, H/K, n) -> (Q, K, G * H/K, n)
+        return x.view(prompts, group, kv_heads, share, -1).transpose(1, 2).flatten(2, 3)
+
+    def unfold(x: Tensor) -> Tensor:  # and back
+        return x.view(prompts, kv_heads, group, share, -1).transpose(1, 2).flatten(0, 1)
+
+    q = q.view(rows, kv_heads, share, dim) * dim**-0.5
+    padding = torch.arange(width, device=q.device) >= view.prompt.lengths[:, None, None, None]  # (Q, 1, 1, P)
+    on_prompt = (fold(q) @ prompt_k.transpose(-1, -2)).masked_fill(padding, float("-inf"))
+    scores = torch.cat([unfold(on_prompt), q @ k.transpose(-1, -2)], dim=-1)  # (B, K, H/K, P + S)
     weights = scores.float().softmax(dim=-1).to(v.dtype)
-    of_prompt, of_own = weights[..., :width].unflatten(0, (prompts, -1)), weights[..., width:]
-    out = torch.einsum("qgkhp,qkpe->qgkhe", of_prompt, prompt_v).flatten(0, 1) + of_own @ v
+    out = unfold(fold(weights[..., :width]) @ prompt_v) + weights[..., width:] @ v
     return out.reshape(rows, heads, 1, dim)

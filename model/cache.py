@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass
 class PromptCache:
-    """Keys and values of Q prompts, made by `Qwen2.prefill`. In training the completions' loss reaches them through it."""
+    """Keys and values of Q prompts, made by `Qwen2.prefill`; in training the completions' loss reaches them."""
 
     layers: list[tuple[Tensor, Tensor]]  # (keys, values) of each layer, (Q, K, P, E) each, right-padded
     lengths: Tensor  # (Q,) without the padding
@@ -28,18 +28,16 @@ class RowCache:
 
     def __init__(self, num_layers: int, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device):
         """shape: (B, K, capacity, E)."""
-        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.layers = [torch.empty((2, *shape), dtype=dtype, device=device).unbind() for _ in range(num_layers)]
         self.length = 0  # tokens written so far, the same for every row
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write one token's (B, K, 1, E) keys and values; return all of the row so far, (B, K, S, E) each."""
-        end = self.length + 1
-        self.keys[layer][:, :, self.length : end] = k
-        self.values[layer][:, :, self.length : end] = v
-        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+        keys, values = (store[:, :, : self.length + 1] for store in self.layers[layer])
+        keys[:, :, -1:], values[:, :, -1:] = k, v
+        return keys, values
 
     def keep(self, rows: Tensor) -> None:
         """Drop every row that is not in the index `rows`."""
-        self.keys = [k[rows] for k in self.keys]
-        self.values = [v[rows] for v in self.values]
+        for layer, (k, v) in enumerate(self.layers):  # layer by layer: only one is there twice
+            self.layers[layer] = (k[rows], v[rows])

@@ -4,8 +4,7 @@ Idea: a config key that changes the function is either understood or refused, ne
 scaling that is read as nothing still gives fluent, wrong logits. Both spellings are read, the published one
 (`rope_theta`, `torch_dtype`) and that of transformers 5 (`rope_parameters`, `dtype`); the published one is written.
 Departures from transformers: windows and scaled rotary embeddings are refused, and so is a missing `rope_theta`,
-`rms_norm_eps` or `num_key_value_heads` (there a default that real checkpoints do not use). The stored dtype decides
-nothing: `load_model` does.
+`rms_norm_eps` or `num_key_value_heads` (filled in silently there). The stored dtype decides nothing.
 """
 
 import json
@@ -15,10 +14,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-HEADS = ("num_attention_heads", "num_key_value_heads")
-SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", *HEADS)
+SIZES = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads".split()
 CHOICES = {"model_type": "qwen2", "hidden_act": "silu", "use_sliding_window": False}  # what model/qwen2.py computes
-PLAIN_ROPE = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
+PLAIN_ROPE = {"rope_theta": None, "rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}  # any theta
 
 
 class CheckpointError(ValueError):
@@ -76,7 +74,7 @@ def write_text(file: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
-def _positive(file: Path, raw: dict, key: str, kind: type | tuple, default: object = None) -> float:
+def positive(file: Path, raw: dict, key: str, kind: type | tuple, default: object = None) -> float:
     """`raw[key]` as a positive number of that kind; null counts as absent, and a bool is no number."""
     value = default if raw.get(key) is None else raw[key]
     if value is None:
@@ -88,25 +86,22 @@ def _positive(file: Path, raw: dict, key: str, kind: type | tuple, default: obje
 
 def _rope_theta(file: Path, raw: dict) -> float:
     """The rotary base, from the top level or `rope_parameters`/`rope_scaling`; real scaling is refused."""
-    found = [raw.get("rope_theta")]
+    places = [raw]
     for key in ("rope_parameters", "rope_scaling"):
         section = raw.get(key) or {}
-        plain = PLAIN_ROPE | {"rope_theta": section.get("rope_theta")} if isinstance(section, dict) else {}
-        if not plain or any(plain.get(name) != value for name, value in section.items()):
+        if not isinstance(section, dict) or PLAIN_ROPE | section | {"rope_theta": None} != PLAIN_ROPE:
             raise mismatch(file, key, "a rope_theta and the type 'default', nothing else", section)
-        found.append(section.get("rope_theta"))
-    thetas = {
-        _positive(file, {"rope_theta": value}, "rope_theta", (int, float)) for value in found if value is not None
-    }
+        places.append(section)
+    given = [place for place in places if place.get("rope_theta") is not None]
+    thetas = {float(positive(file, place, "rope_theta", (int, float))) for place in given}
     if len(thetas) != 1:
         raise mismatch(file, "rope_theta", "one value (there is no safe default)", sorted(thetas) or "nothing")
-    return float(thetas.pop())
+    return thetas.pop()
 
 
 def config_from_json(folder: str | Path) -> Qwen2Config:
-    """Read `folder/config.json`.
+    """Read `folder/config.json`, which has the keys of transformers' Qwen2Config, or raise CheckpointError.
 
-    Source: the keys of transformers' Qwen2Config. Raises CheckpointError: file, key, expected, found.
     Worked value: hidden_size 64 with 4 heads and no `head_dim` gives head_dim 16.
     """
     file = Path(folder) / "config.json"
@@ -118,20 +113,20 @@ def config_from_json(folder: str | Path) -> Qwen2Config:
             raise mismatch(file, key, repr(choice), repr(raw.get(key)))
     if set(map(str, raw.get("layer_types") or ["full_attention"])) != {"full_attention"}:
         raise mismatch(file, "layer_types", "only 'full_attention'", raw["layer_types"])
-    sizes = {key: _positive(file, raw, key, int) for key in SIZES}
-    hidden, (heads, kv_heads) = sizes["hidden_size"], (sizes[key] for key in HEADS)
+    sizes = {key: positive(file, raw, key, int) for key in SIZES}
+    hidden, heads, kv_heads = (sizes[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
     if heads % kv_heads:
         raise mismatch(file, "num_attention_heads", f"a multiple of num_key_value_heads = {kv_heads}", heads)
     if raw.get("head_dim") is None and hidden % heads:
         raise mismatch(file, "hidden_size", f"a multiple of num_attention_heads = {heads}, or a head_dim", hidden)
-    head_dim = _positive(file, raw, "head_dim", int, default=hidden // heads)
+    head_dim = positive(file, raw, "head_dim", int, default=hidden // heads)
     if head_dim % 2:
         raise mismatch(file, "head_dim", "an even number (rotary pairs)", head_dim)
     tied = raw.get("tie_word_embeddings", False)  # transformers' default; weights.py catches a wrong guess
     if not isinstance(tied, bool):
         raise mismatch(file, "tie_word_embeddings", "true or false", repr(tied))
-    eps, theta = float(_positive(file, raw, "rms_norm_eps", (int, float))), _rope_theta(file, raw)
-    length = _positive(file, raw, "max_position_embeddings", int, default=32_768)
+    eps, theta = float(positive(file, raw, "rms_norm_eps", (int, float))), _rope_theta(file, raw)
+    length = positive(file, raw, "max_position_embeddings", int, default=32_768)
     return Qwen2Config(*sizes.values(), head_dim, eps, theta, tied, length)
 
 

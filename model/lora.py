@@ -3,10 +3,9 @@
     x --+--> W (frozen, any dtype) -----------+--> y
         +--> A (R, in) --> B (out, R) --> * s-+        B starts at zero: the adapter starts as no change at all
 
-A linear layer is replaced by a subclass that keeps the names `weight` and `bias` and adds `lora_A` and `lora_B`, so
-every other tensor keeps its Hugging Face name. A and B are float32 whatever the base dtype: at a learning rate of 1e-6
-a bfloat16 parameter near 0.01 does not move at all. There is no dropout: the policy that is scored must be the policy
-that was sampled.
+A linear layer is replaced by a subclass that adds `lora_A` and `lora_B`, so every other tensor keeps its Hugging Face
+name. A and B are float32 whatever the base dtype: at a learning rate of 1e-6 a bfloat16 parameter near 0.01 does not
+move at all. There is no dropout: the policy that is scored must be the policy that was sampled.
 """
 
 import math
@@ -24,13 +23,11 @@ class LoRALinear(nn.Linear):
     """A frozen linear layer with a trainable low-rank difference."""
 
     def __init__(self, base: nn.Linear, r: int, scaling: float, generator: torch.Generator | None = None):
-        with torch.device("meta"):
-            super().__init__(base.in_features, base.out_features, bias=base.bias is not None)
+        super().__init__(base.in_features, base.out_features, bias=base.bias is not None, device="meta")
         self.weight, self.bias = base.weight, base.bias
         self.requires_grad_(False)
         # Uniform in +-1/sqrt(in), which is what kaiming_uniform_(a=sqrt(5)), PEFT's choice, comes to.
-        bound = 1 / math.sqrt(self.in_features)
-        lora_A = (torch.rand(r, self.in_features, generator=generator) * 2 - 1) * bound
+        lora_A = (torch.rand(r, self.in_features, generator=generator) * 2 - 1) * (1 / math.sqrt(self.in_features))
         self.lora_A = nn.Parameter(lora_A.to(base.weight.device))
         self.lora_B = nn.Parameter(torch.zeros(self.out_features, r, device=base.weight.device))
         self.scaling, self.enabled = scaling, True
@@ -56,34 +53,26 @@ def add_lora(
     rslora: bool = False,
     generator: torch.Generator | None = None,
 ) -> None:
-    """Freeze the model and give each named linear layer of the decoder an adapter, in place.
+    """Freeze the model and give every linear layer that is named in `target_modules` an adapter, in place.
 
-    Args:
-        r, alpha: rank and numerator of the scaling alpha / r (alpha / sqrt(r) with `rslora`, arXiv:2312.03732).
-        target_modules: last parts of module names, for example ("q_proj", "v_proj").
-        generator: for A; B is zero.
-
-    Raises:
-        ValueError: if a target names no linear layer, or the model already has an adapter.
-
-    Example:
-        r = 8, alpha = 16 -> scaling 2; a (64, 32) layer gains 8 * 32 + 64 * 8 = 768 parameters
+    The scaling is alpha / r, with `rslora` alpha / sqrt(r) (arXiv:2312.03732). The generator is for A; B is zero.
+    Raises ValueError if a target names no linear layer of the decoder, or the model already has an adapter.
+    Worked value: r = 8, alpha = 16 gives the scaling 2; a (64, 32) layer gains 8 * 32 + 64 * 8 = 768 parameters.
     """
-    if any(True for _ in lora_modules(model)):
+    if any(lora_modules(model)):
         raise ValueError("the model already has a LoRA adapter; merge it (merge_lora) before adding another")
-    found = {name.rsplit(".", 1)[-1] for name, m in model.model.layers.named_modules() if isinstance(m, nn.Linear)}
-    unknown = sorted(set(target_modules) - found)
+    layers = model.model.layers
+    linears = [(name, module) for name, module in layers.named_modules() if isinstance(module, nn.Linear)]
+    known = {name.rsplit(".", 1)[-1] for name, _ in linears}
+    unknown = sorted(set(target_modules) - known)
     if unknown or not target_modules:
-        raise ValueError(
-            f"lora_target_modules = {list(target_modules)}: no linear layer named {unknown}; expected some of "
-            f"{sorted(found)}"
-        )
+        expected = f"no linear layer named {unknown}; expected some of {sorted(known)}"
+        raise ValueError(f"lora_target_modules = {list(target_modules)}: {expected}")
     model.requires_grad_(False)
     scaling = alpha / math.sqrt(r) if rslora else alpha / r
-    for module in list(model.model.layers.modules()):
-        for name, child in list(module.named_children()):
-            if name in target_modules and isinstance(child, nn.Linear):
-                setattr(module, name, LoRALinear(child, r, scaling, generator))
+    for name, linear in linears:
+        if name.rsplit(".", 1)[-1] in target_modules:
+            layers.set_submodule(name, LoRALinear(linear, r, scaling, generator))
 
 
 def lora_modules(model: nn.Module) -> Iterator[tuple[str, LoRALinear]]:
@@ -92,7 +81,7 @@ def lora_modules(model: nn.Module) -> Iterator[tuple[str, LoRALinear]]:
 
 
 def lora_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The adapter's parameters by full name, lora_A and lora_B of every adapted layer."""
+    """The adapter's parameters by full name."""
     return {name: p for name, p in model.named_parameters() if name.endswith(("lora_A", "lora_B"))}
 
 
@@ -111,12 +100,9 @@ def adapter_disabled(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def merge_lora(model: nn.Module) -> None:
-    """Fold every adapter into its base weight, in place: plain layers again, and every parameter trainable again."""
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, LoRALinear):
-                with torch.device("meta"):
-                    plain = nn.Linear(child.in_features, child.out_features, bias=child.bias is not None)
-                plain.weight, plain.bias = nn.Parameter(child.merged_weight()), child.bias
-                setattr(module, name, plain)
+    """Fold every adapter into its base weight, in place: plain layers again, and every parameter trainable."""
+    for name, layer in list(lora_modules(model)):
+        plain = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+        plain.weight, plain.bias = nn.Parameter(layer.merged_weight()), layer.bias
+        model.set_submodule(name, plain)
     model.requires_grad_(True)

@@ -24,41 +24,33 @@ class Qwen2(nn.Module):
     def __init__(self, config: Qwen2Config):
         super().__init__()
         self.config = config
-        self.model = Decoder(config)
+        self.model = nn.Module()  # only for Hugging Face's prefix
+        self.model.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.model.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.num_hidden_layers))
+        self.model.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.gradient_checkpointing = False  # recompute each layer in the backward pass: less memory, a third slower
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Logits of plain rows: ids (B, T), mask (B, T) of 0/1 with padding on either side -> (B, T, V).
-
-        Positions count real tokens only, so a row's logits do not depend on its padding (values at padding: any).
-        """
-        if attention_mask is None:
-            positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-        else:
-            positions = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
+        """Logits of plain rows: ids (B, T), mask (B, T) of 0/1 with padding on either side -> (B, T, V)."""
+        # Padding in front shifts a row's positions, and only distances count.
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
         view = View(mask=visible_keys(input_ids.shape[1], padding_mask=attention_mask))
         return self.logits(self._run(input_ids, positions, view))
 
     def prefill(self, prompt_ids: Tensor, lengths: Tensor) -> PromptCache:
         """Keys and values of right-padded prompts (Q, P), lengths (Q,). No real token sees the padding."""
-        x = self.model.embed_tokens(prompt_ids)
-        positions = torch.arange(prompt_ids.shape[1], device=prompt_ids.device)[None]
-        rotary = rotary_angles(positions, self.config)
-        layers = []
-        for layer in self.model.layers[:-1]:
+        x, layers = self.model.embed_tokens(prompt_ids), []
+        rotary = rotary_angles(torch.arange(prompt_ids.shape[1], device=prompt_ids.device)[None], self.config)
+        for layer in self.model.layers:
             layers.append(layer.self_attn.keys_values(layer.input_layernorm(x), rotary))
-            x = self._layer(layer, x, rotary, View())
-        last = self.model.layers[-1]  # nobody reads what a prompt's last layer puts out: keys and values suffice
-        layers.append(last.self_attn.keys_values(last.input_layernorm(x), rotary))
+            if layer is not self.model.layers[-1]:  # nobody reads what the last one puts out
+                x = self._layer(layer, x, rotary, View())
         return PromptCache(layers, lengths)
 
     def extend(self, input_ids: Tensor, positions: Tensor, prompt: PromptCache, row_prompt: Tensor) -> Tensor:
-        """Hidden states (B, T, D) of whole rows that branch from prompts.
-
-        input_ids, positions: (B, T), a row starting at its prompt's length; row_prompt: (B,) each row's prompt.
-        """
+        """Hidden states (B, T, D) of whole rows (B, T), each branching from the end of its prompt row_prompt (B,)."""
         mask = visible_keys(input_ids.shape[1], prompt=prompt, row_prompt=row_prompt)
         return self._run(input_ids, positions, View(mask, prompt, row_prompt))
 
@@ -70,18 +62,16 @@ class Qwen2(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V) through the output head (the embedding itself where tied)."""
-        tied = self.config.tie_word_embeddings
-        return F.linear(hidden, self.model.embed_tokens.weight if tied else self.lm_head.weight)
+        head = self.model.embed_tokens if self.config.tie_word_embeddings else self.lm_head
+        return F.linear(hidden, head.weight)
 
     def init_weights(self, generator: torch.Generator, std: float = 0.02) -> None:
         """Plain random initialisation, in place: normal weights, zero biases, unit norms."""
         for name, parameter in self.named_parameters():
-            if name.endswith("bias"):
-                nn.init.zeros_(parameter)
-            elif "norm" in name:
-                nn.init.ones_(parameter)
-            else:
+            if parameter.ndim > 1:
                 nn.init.normal_(parameter, std=std, generator=generator)
+            else:
+                nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
 
     def _run(self, input_ids: Tensor, positions: Tensor, view: View) -> Tensor:
         x = self.model.embed_tokens(input_ids)  # (B, T, D)
@@ -94,16 +84,6 @@ class Qwen2(nn.Module):
         if self.gradient_checkpointing and torch.is_grad_enabled():
             return checkpoint(layer, x, rotary, view, use_reentrant=False)
         return layer(x, rotary, view)
-
-
-class Decoder(nn.Module):
-    """Embedding, layers and final norm: what Hugging Face names `model.`"""
-
-    def __init__(self, config: Qwen2Config):
-        super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
 class DecoderLayer(nn.Module):
@@ -141,8 +121,7 @@ class Attention(nn.Module):
         if view.past is None:
             out = attend_rows(q, k, v, view, self.index)
         else:
-            k, v = view.past.append(self.index, k, v)
-            out = attend_step(q, k, v, view, self.index)
+            out = attend_step(q, *view.past.append(self.index, k, v), view, self.index)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
     def keys_values(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -189,7 +168,6 @@ def rotary_angles(positions: Tensor, config: Qwen2Config) -> tuple[Tensor, Tenso
     """Cosines and sines of the rotary embedding (arXiv:2104.09864 eq. 34), float32.
 
     Pair i of a head turns by position / theta^(2i/E). positions (B, T) -> two tensors (B, 1, T, E/2), one angle a pair.
-
     Example: E = 4, theta = 10,000, position 1 -> angles (1, 0.01)
     """
     exponents = torch.arange(0, config.head_dim, 2, device=positions.device).float() / config.head_dim
@@ -201,7 +179,6 @@ def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
     """Turn each pair (x[i], x[i + E/2]) by its angle: the split-half layout of Hugging Face's checkpoints.
 
     x: (B, heads, T, E) -> the same shape and dtype; computed in x's dtype.
-
     Example: the pair (1, 0) at angle 90 degrees becomes (0, 1)
     """
     cos, sin = (part.to(x.dtype) for part in rotary)

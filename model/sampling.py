@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model.cache import PromptCache, RowCache
+from model.cache import RowCache
 from model.qwen2 import Qwen2
 
 CHECK_EVERY = 8  # steps between looks at which groups are finished: on a GPU each look waits for the device
@@ -29,14 +29,11 @@ class Samples:
     entropy: list[list[float]]  # Q x G, mean over a completion's tokens of the sampled distribution's entropy, nats
 
 
-def pad(rows: list[list[int]], device: torch.device, value: int = 0) -> tuple[Tensor, Tensor]:
-    """Right-pad lists of ids to (B, T), with (B,) lengths. Masks come from the lengths, never from the ids.
-
-    Example: [[5, 6], [7]] -> [[5, 6], [7, 0]], [2, 1]
-    """
+def pad(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Right-pad lists of ids to (B, T), with their lengths (B,). Example: [[5, 6], [7]] -> [[5, 6], [7, 0]], [2, 1]"""
     lengths = torch.tensor([len(row) for row in rows])
     width = int(lengths.max())
-    ids = torch.tensor([row + [value] * (width - len(row)) for row in rows], dtype=torch.long)
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], dtype=torch.long)
     return ids.to(device), lengths.to(device)
 
 
@@ -57,68 +54,70 @@ def generate(
     """Sample `num_generations` completions of each prompt (temperature 0: greedy).
 
     Args:
-        prompts: Q lists of token ids, none empty.
+        prompts: Q lists of token ids; ValueError if there is none, or an empty one.
         eos_ids: every id that ends a completion.
         vocab_size: ids from here on are never sampled.
         top_k, top_p: cut the tail of the distribution; for evaluation (0 and 1.0 switch them off).
         generator: a CPU generator; the only source of randomness, so a seed fixes the samples.
-
-    Raises:
-        ValueError: if there is no prompt, or an empty one.
     """
     if not prompts or not all(prompts):
         lengths = [len(ids) for ids in prompts]
-        raise ValueError(f"prompts have lengths {lengths}; expected at least one prompt, each with a first token")
+        raise ValueError(f"prompts have lengths {lengths}; expected at least one prompt, each with at least one token")
     device = model.model.embed_tokens.weight.device
-    rows = len(prompts) * num_generations
-    prompt = prefill(model, prompts, device)
+    shape = (len(prompts) * num_generations, max_completion_length)
+    prompt = model.prefill(*pad([ids[:-1] for ids in prompts], device))
     token = torch.tensor([ids[-1] for ids in prompts], device=device).repeat_interleave(num_generations)
-    position = prompt.lengths.repeat_interleave(num_generations)
-    past = new_row_cache(model, rows, max_completion_length, prompt)
+    keys = prompt.layers[0][0]
+    past = RowCache(len(prompt.layers), (shape[0], keys.shape[1], shape[1], keys.shape[3]), keys.dtype, device)
     ends = torch.tensor(sorted(eos_ids), dtype=torch.long, device=device)
 
-    sampled = torch.zeros(rows, max_completion_length, dtype=torch.long, device=device)
-    logprobs = torch.zeros(rows, max_completion_length, device=device)
-    entropies = torch.zeros(rows, max_completion_length, device=device)
-    lengths = torch.full((rows,), max_completion_length, device=device)
-    done = torch.zeros(rows, dtype=torch.bool, device=device)
-    alive = torch.arange(rows, device=device)  # the rows that are still computed, question-major
+    sampled = torch.zeros(shape, dtype=torch.long, device=device)
+    logprobs, entropies = torch.zeros(shape, device=device), torch.zeros(shape, device=device)
+    done = torch.zeros(shape[0], dtype=torch.bool, device=device)
+    alive = torch.arange(shape[0], device=device)  # the rows that are still computed, question-major
     # A row's uniform numbers are drawn here, row after row: they depend neither on its neighbours' ends nor on how the
     # questions are cut into batches.
-    uniform = torch.rand(rows, max_completion_length, generator=generator, dtype=torch.float64).to(device)
+    uniform = torch.rand(shape, generator=generator, dtype=torch.float64).to(device)
     for t in range(max_completion_length):
+        position = prompt.lengths.repeat_interleave(num_generations) + t
         logits = model.logits(model.step(token[:, None], position[:, None], prompt, past))[:, 0, :vocab_size]
         distribution = sampled_distribution(logits.float(), temperature, top_k, top_p)
         token = logits.argmax(dim=-1) if temperature == 0 else draw(distribution, uniform[alive, t])
         sampled[alive, t] = token
         logprobs[alive, t] = distribution.gather(1, token[:, None])[:, 0]
         entropies[alive, t] = torch.special.entr(distribution.exp()).sum(dim=-1)
-        ended = torch.isin(token, ends) & ~done[alive]
-        lengths[alive[ended]] = t + 1
-        done[alive[ended]] = True
-        position = position + 1
+        done[alive] |= torch.isin(token, ends)
         if (t + 1) % CHECK_EVERY == 0:
             open_groups = ~done[alive].view(-1, num_generations).all(dim=1)  # a group leaves as a whole
             if not open_groups.any():
                 break
             if not open_groups.all():
                 keep = open_groups.repeat_interleave(num_generations).nonzero()[:, 0]
-                alive, token, position = alive[keep], token[keep], position[keep]
+                alive, token = alive[keep], token[keep]
                 prompt = prompt.keep(open_groups.nonzero()[:, 0])
                 past.keep(keep)
-    return _as_samples(sampled, logprobs, entropies, lengths, done, num_generations)
+    return _as_samples(sampled, logprobs, entropies, done, ends, num_generations)
+
+
+def _as_samples(sampled: Tensor, logprobs, entropies, done: Tensor, ends: Tensor, num_generations: int) -> Samples:
+    first_end = torch.isin(sampled, ends).int().argmax(dim=1)
+    lengths = torch.where(done, first_end + 1, sampled.shape[1]).tolist()
+
+    def by_group(values: Tensor) -> list[list[list]]:  # (B, C) -> Q x G lists, each cut to its length
+        rows = [row[:length] for row, length in zip(values.tolist(), lengths, strict=True)]
+        return [rows[i : i + num_generations] for i in range(0, len(rows), num_generations)]
+
+    entropy = [[sum(row) / len(row) for row in group] for group in by_group(entropies)]
+    return Samples(by_group(sampled), by_group(logprobs), done.view(-1, num_generations).tolist(), entropy)
 
 
 def sampled_distribution(logits: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> Tensor:
     """Log-probabilities (B, V) of what is sampled from: log_softmax(logits / temperature), its tail cut if asked.
 
-    Temperature 0 is greedy decoding: the untempered distribution is returned, for its log-probabilities.
-
+    Temperature 0, greedy decoding, leaves the logits as they are.
     Example: logits (log 4, log 1), temperature 2 -> probabilities (2/3, 1/3), since sqrt(4) : sqrt(1) is 2 : 1
     """
-    if temperature == 0:
-        return logits.log_softmax(dim=-1)
-    logits = logits / temperature
+    logits = logits / (temperature or 1)
     if top_k:
         logits = logits.masked_fill(logits < logits.topk(min(top_k, logits.shape[1])).values[:, -1:], float("-inf"))
     if top_p < 1:
@@ -130,43 +129,12 @@ def sampled_distribution(logits: Tensor, temperature: float, top_k: int = 0, top
 
 
 def draw(logprobs: Tensor, uniform: Tensor) -> Tensor:
-    """One id a row, by inverting the cumulative distribution at `uniform`.
+    """One id a row, (B,), by inverting the cumulative distribution of logprobs (B, V) at `uniform` (B,), in [0, 1).
 
-    Args:
-        logprobs: (B, V); uniform: (B,) in [0, 1), float64: in float32 the tail of a large vocabulary rounds off.
-
-    Returns:
-        ids (B,)
-
-    Example:
-        probabilities (0.5, 0.3, 0.2), uniform 0.6 -> 1
+    uniform is float64: in float32 the tail of a large vocabulary rounds off.
+    Example: probabilities (0.5, 0.3, 0.2), uniform 0.6 -> 1
     """
     cumulative = logprobs.double().exp().cumsum(dim=-1)
     # right=True: the first id whose cumulative probability exceeds the target, never one of probability zero.
     token = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
     return token.clamp(max=logprobs.shape[1] - 1)[:, 0]
-
-
-def prefill(model: Qwen2, prompts: list[list[int]], device: torch.device) -> PromptCache:
-    """The cache of every prompt without its last token, which is the first input of its rows."""
-    ids, lengths = pad([ids[:-1] for ids in prompts], device)
-    return model.prefill(ids, lengths)
-
-
-def new_row_cache(model: Qwen2, rows: int, capacity: int, prompt: PromptCache) -> RowCache:
-    """An empty cache for rows of up to `capacity` tokens, in the prompts' dtype and on their device."""
-    keys = prompt.layers[0][0]
-    shape = (rows, keys.shape[1], capacity, keys.shape[3])
-    return RowCache(len(prompt.layers), shape, keys.dtype, keys.device)
-
-
-def _as_samples(sampled, logprobs, entropies, lengths, done, num_generations: int) -> Samples:
-    ends = lengths.tolist()
-    ids = [row[:end] for row, end in zip(sampled.tolist(), ends, strict=True)]
-    logps = [row[:end] for row, end in zip(logprobs.tolist(), ends, strict=True)]
-    entropy = [sum(row[:end]) / end for row, end in zip(entropies.tolist(), ends, strict=True)]
-
-    def by_group(flat: list) -> list[list]:
-        return [flat[i : i + num_generations] for i in range(0, len(flat), num_generations)]
-
-    return Samples(by_group(ids), by_group(logps), by_group(done.tolist()), by_group(entropy))

@@ -7,8 +7,7 @@ padding id, and how a conversation is written (ChatML): <|im_start|>role, line e
 Departure from transformers: there a chat template is a Jinja program that is run; here a template is *recognised*. Its
 text becomes a list of tokens (`template_tokens`), the model's own default system prompt is cut out, and the rest must
 equal one of three known programs that write plain ChatML. Anything else raises: a guess would train the model on a
-format that it has never seen. Control tokens inside a text become control ids, as there; the prompt builder's work is
-to neutralise them.
+format that it has never seen. Control tokens in a text become control ids, as there: the prompt builder takes care.
 """
 
 import hashlib
@@ -24,10 +23,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from model.config import mismatch, read_json, write_text
 
 # Qwen's rule: a word keeps the space before it, digits stand alone, punctuation and line ends form own pieces.
-WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+WORDS += r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 LITERAL = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
 
@@ -52,7 +49,7 @@ class Tokenizer:
     folder: Path
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, nothing added in front or behind; control tokens written in it become control ids."""
+        """Ids of a text, nothing added in front or behind."""
         return self.backend.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
@@ -63,10 +60,9 @@ class Tokenizer:
         r"""Write a conversation in ChatML, as the folder's own template would.
 
         messages: dicts with a role ("system", "user" or "assistant") and a text content, nothing else. Without a
-        system message in front, the model's own default system prompt is put there, if its template has one.
+        system message in front, the template's default system prompt, if it has one, is put there.
         Raises CheckpointError for an unknown template, ValueError for messages it cannot write (tool calls).
-        Worked value (no default prompt): [{"role": "user", "content": "hi"}] gives
-        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n".
+        Worked value (no default): "hi" of a user gives "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n".
         """
         default = default_system_prompt(self.template, self.folder)
         for message in messages or [{}]:
@@ -123,8 +119,8 @@ def default_system_prompt(template: str, folder: Path) -> str:
 def load_tokenizer(folder: str | Path) -> Tokenizer:
     """Read a folder's tokenizer.json, tokenizer_config.json and, where present, the model's two config files.
 
-    Raises CheckpointError for a missing or unreadable file, an added token that the files number differently, or
-    when no file names an end-of-sequence token. Worked value: Qwen2.5 has vocab_size 151665, pad_id 151643.
+    Raises CheckpointError for an unreadable file, an added token that the files number differently, or no
+    end-of-sequence token. Worked value: Qwen2.5 has vocab_size 151665, pad_id 151643.
     """
     folder = Path(folder)
     file, settings = folder / "tokenizer.json", read_json(folder / "tokenizer_config.json")
@@ -164,7 +160,7 @@ def train_tokenizer(texts: Iterable[str], folder: str | Path, vocab_size: int) -
 
     Ids 0, 1, 2 are <|endoftext|> (pad), <|im_start|> and <|im_end|> (eos), 3 to 258 the bytes, so that any text has
     ids; then the merges, fewer than asked for when the texts run out of pairs. The same texts give the same bytes.
-    The texts are plain: chat markers in them would be learned as words. Raises ValueError under 259 ids.
+    Chat markers in the texts would be learned as words. Raises ValueError under 259 ids.
     """
     if vocab_size < 259:
         raise ValueError(f"vocab_size = {vocab_size}; expected at least 259 (3 control tokens and 256 bytes)")
@@ -173,11 +169,9 @@ def train_tokenizer(texts: Iterable[str], folder: str | Path, vocab_size: int) -
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     backend.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(SPECIALS),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
+        vocab_size=vocab_size, special_tokens=list(SPECIALS), initial_alphabet=alphabet, show_progress=False
     )
     backend.train_from_iterator(texts, trainer)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": SPECIALS[2], "pad_token": SPECIALS[0]}

@@ -1,16 +1,12 @@
 """Checkpoints in Hugging Face's layout, in and out: config.json and safetensors, one file or shards with an index.
 
 Idea: strict, both ways. Every tensor of the model is in the files and every tensor of the files is in the model, with
-the right shape, before a single number is read. transformers fills a missing bias with noise and goes on; here that
-is an error which names file, tensor, expected and found. The parameters exist once: the model is built without storage
-and takes the tensors over.
+the right shape, before a single number is read; transformers fills a missing bias with noise and goes on. The
+parameters exist once: the model is built without storage and takes the tensors over.
 
-A tied model has no `lm_head.weight`. Some files hold one: an equal copy is dropped, a different one is refused, because
-tying it would compute something else than what was trained.
+A tied model has no `lm_head.weight`. Where a file holds one, an equal copy is dropped and a different one is refused.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path, PureWindowsPath
 
 import torch
@@ -22,6 +18,7 @@ from model.config import config_from_json, config_to_json, mismatch, read_json, 
 from model.qwen2 import Qwen2
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+Shapes = dict[str, tuple[int, ...]]
 
 
 def load_model(folder: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Qwen2:
@@ -33,9 +30,10 @@ def load_model(folder: str | Path, dtype: torch.dtype = torch.float32, device: s
     with torch.device("meta"):
         model = Qwen2(config_from_json(folder))
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    spare = {HEAD: shapes[EMBEDDING]} if model.config.tie_word_embeddings else {}
     files = weight_files(folder)
-    tensors = read_tensors(files, shapes, {HEAD: shapes[EMBEDDING]}, dtype, device)
-    if model.config.tie_word_embeddings and not torch.equal(tensors.pop(HEAD, tensors[EMBEDDING]), tensors[EMBEDDING]):
+    tensors = read_tensors(files, shapes, spare, dtype, device)
+    if spare and not torch.equal(tensors.pop(HEAD, tensors[EMBEDDING]), tensors[EMBEDDING]):
         raise mismatch(files[-1], HEAD, f"a copy of {EMBEDDING} (tie_word_embeddings is true)", "other values")
     model.load_state_dict(tensors, assign=True)
     return model
@@ -44,8 +42,7 @@ def load_model(folder: str | Path, dtype: torch.dtype = torch.float32, device: s
 def save_model(model: Qwen2, folder: str | Path, dtype: torch.dtype | None = None) -> None:
     """Write config.json and model.safetensors, each atomically, in `dtype` (default: as the model is).
 
-    Tokenizer files and generation_config.json are the caller's to copy. Raises ValueError while a LoRA adapter is on
-    the model: merge it (merge_lora), or write it alone (save_adapter).
+    The other files of a folder are the caller's to copy. Raises ValueError while a LoRA adapter is on the model.
     """
     if any(".lora_" in name for name in model.state_dict()):
         raise ValueError("the model has a LoRA adapter; expected merged weights (merge_lora), or use save_adapter")
@@ -59,7 +56,7 @@ def save_model(model: Qwen2, folder: str | Path, dtype: torch.dtype | None = Non
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder: the single one, or the shards of its index, sorted.
 
-    A shard is judged by its name in the index, which must stay inside the folder; where a symlink leads is not asked.
+    A shard's name in the index must stay inside the folder; where a symlink leads is not asked.
     """
     index = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").is_file() or not index.is_file():
@@ -74,45 +71,31 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted({folder / name for name in shards.values()})
 
 
-@contextmanager
-def opened(file: Path) -> Iterator[safe_open]:
-    """An open safetensors file; CheckpointError if it is missing, cut short or something else."""
-    try:
-        with safe_open(file, framework="pt") as handle:
-            yield handle
-    except (OSError, SafetensorError) as error:
-        raise mismatch(file, "file", "a whole safetensors file", f"{type(error).__name__}: {error}") from error
-
-
 def read_tensors(
-    files: list[Path],
-    expected: dict[str, tuple[int, ...]],
-    optional: dict[str, tuple[int, ...]],
-    dtype: torch.dtype,
-    device: str | torch.device,
+    files: list[Path], expected: Shapes, optional: Shapes, dtype: torch.dtype, device: str | torch.device
 ) -> dict[str, Tensor]:
     """All tensors of the files by name, once names, shapes and stored types are found to be as expected."""
-    place: dict[str, Path] = {}
-    allowed = expected | optional
+    holder: dict[str, safe_open] = {}  # the open file that each tensor is in
+    shapes = expected | optional
     for file in files:
-        with opened(file) as handle:
-            for name in handle.keys():
-                stored = handle.get_slice(name)
-                if name not in allowed or name in place:
-                    raise mismatch(file, name, "no such tensor" if name not in allowed else "it once", "it")
-                if tuple(stored.get_shape()) != allowed[name]:
-                    raise mismatch(file, name, f"shape {allowed[name]}", f"{tuple(stored.get_shape())}")
-                if stored.get_dtype() not in ("F32", "F16", "BF16"):
-                    raise mismatch(file, name, "float32, float16 or bfloat16", stored.get_dtype())
-                place[name] = file
-    missing = [name for name in expected if name not in place]
+        try:
+            handle = safe_open(file, framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise mismatch(file, "file", "a whole safetensors file", f"{type(error).__name__}: {error}") from error
+        for name in handle.keys():
+            stored = handle.get_slice(name)
+            shape, kind = tuple(stored.get_shape()), stored.get_dtype()
+            if name not in shapes or name in holder:
+                raise mismatch(file, name, "it once" if name in holder else "no such tensor", "it")
+            if shape != shapes[name]:
+                raise mismatch(file, name, f"shape {shapes[name]}", shape)
+            if kind not in ("F32", "F16", "BF16"):
+                raise mismatch(file, name, "float32, float16 or bfloat16", kind)
+            holder[name] = handle
+    missing = [name for name in expected if name not in holder]
     if missing:
         found = f"nothing ({len(missing)} of {len(expected)} tensors are missing)"
         where = files[0] if len(files) == 1 else files[0].parent
         raise mismatch(where, missing[0], f"shape {expected[missing[0]]}", found)
-    tensors = {}
-    for file in files:
-        with opened(file) as handle:  # copied: a file that stays mapped cannot be replaced on Windows
-            names = (name for name in place if place[name] == file)
-            tensors |= {name: handle.get_tensor(name).to(device, dtype, copy=True) for name in names}
-    return tensors
+    # Copied: a file that stays mapped cannot be replaced on Windows.
+    return {name: handle.get_tensor(name).to(device, dtype, copy=True) for name, handle in holder.items()}

@@ -7,14 +7,14 @@ Every execution gets a fresh connection on which nothing but reading is possible
   4. an authorizer: SELECT, reading columns, recursion, and functions outside DENIED_FUNCTIONS;
   5. a progress handler counts SQLite's virtual-machine operations: unlike seconds, the same on every machine;
   6. rows are streamed under a row cap and a byte cap.
+
 Two kinds of bombs get past operation counts. Compiling can be exponential (30 CTEs, each using the one before twice):
 SQLite's heap is capped, for the whole process, once a database has been checked. One operation can be long: short
 values bound most to 0.4 s; two-argument trim(), up to 10 s, is Python's.
 NOT covered: a memory bug inside SQLite (put untrusted work in a container as well); the clock (`'now'` is real); many
 long operations and temporary sort files (unlinked, some GB), which only a wall-clock backstop ends, far above what an
 honest query takes; builds of SQLite without memory statistics, which ignore the heap cap.
-Double quotes follow SQLite: "nosuchcol" is a column if there is one, else the string 'nosuchcol'. Such a typo
-executes; refusing it would refuse the fifth of Spider's golds that write strings so.
+A mistyped "column" in double quotes is a string, as in SQLite: a fifth of Spider's golds write their strings so.
 """
 
 import os
@@ -38,26 +38,23 @@ LIMITS = {
 }
 # One operation that fills gigabytes or runs for seconds; chance; code, heap pointers, the process's log.
 DENIED_FUNCTIONS = set("printf format zeroblob random randomblob load_extension fts3_tokenizer sqlite_log".split())
-TRIMS = {"trim": str.strip, "ltrim": str.lstrip, "rtrim": str.rstrip}
 SLOW_FUNCTIONS = re.compile("like|glob|instr|replace|json|trim", re.IGNORECASE)  # looked at every 100 operations
 HEAP_BYTES = 128_000_000  # an honest sort spills to a file after 2 MB
 BACKSTOP_SECONDS = 20.0  # plus a microsecond per operation, 50 times the usual
 
-_TOKEN = re.compile(
-    r"""(?P<skip>[ \t\n\f\r\ufeff]+ | --[^\n]* | /\*.*?(?:\*/|\Z))
-      | (?P<quoted>'[^']*(?:''[^']*)*'? | "[^"]*(?:""[^"]*)*"? | `[^`]*(?:``[^`]*)*`? | \[[^\]]*\]?)
-      | (?P<word>[A-Za-z0-9_$\u0080-\U0010ffff]+)
-      | (?P<symbol>.)""",
-    re.DOTALL | re.VERBOSE,
-)
+_TOKEN = re.compile(r"""(?sx)
+    (?P<skip>[ \t\n\f\r\ufeff]+ | --[^\n]* | /\*.*?(?:\*/|\Z))
+  | (?P<quoted>'[^']*(?:''[^']*)*'? | "[^"]*(?:""[^"]*)*"? | `[^`]*(?:``[^`]*)*`? | \[[^\]]*\]?)
+  | (?P<word>[A-Za-z0-9_$\u0080-\U0010ffff]+)
+  | (?P<symbol>.)""")
 
 
 @dataclass(frozen=True, slots=True)
 class SqlResult:
-    """What one execution gave. Rows, columns and tables are empty unless the status is "ok".
+    """What one execution gave; no rows, columns and tables unless the status is "ok".
 
-    status: "ok"; "rejected" (not one self-contained, read-only query); "sql_error" (SQLite could not compile or finish
-    it); "budget" (too many operations); "too_big" (a value, the SQL, the rows, the bytes, the memory).
+    Others: "rejected" (not one self-contained, read-only query), "sql_error" (SQLite could not compile or finish it),
+    "budget" (too many operations), "too_big" (a value, the SQL, the rows, the bytes, the memory).
     """
 
     status: str
@@ -69,10 +66,7 @@ class SqlResult:
 
 
 def tokens(sql: str) -> Iterator[tuple[str, str]]:
-    """(kind, text) of each token, without blanks and comments; kind is "word", "quoted" or "symbol".
-
-    Example: list(tokens("a -- b")) -> [("word", "a")]
-    """
+    """(kind, text) of all but blanks and comments: "word", "quoted", "symbol". "a -- b" gives one, ("word", "a")."""
     for match in _TOKEN.finditer(sql):
         if match.lastgroup != "skip":
             yield match.lastgroup, match.group()
@@ -97,10 +91,9 @@ def run_sql(
     first = next(tokens(sql), ("", ""))[1].upper()
     if first not in ("SELECT", "WITH", "VALUES"):
         return SqlResult("rejected", [], 0, f"not a query: it starts with {first[:20]!r}", 0, frozenset())
-    run, rows = _Run(max_ops, max_bytes, 100 if SLOW_FUNCTIONS.search(sql) else 1000), []
+    rows, run = [], _Run(max_ops, max_bytes, 100 if SLOW_FUNCTIONS.search(sql) else 1000)
     with closing(_connect(uri)) as connection:
-        if reverse_scan:
-            connection.execute("PRAGMA reverse_unordered_selects = 1")
+        connection.execute(f"PRAGMA reverse_unordered_selects = {reverse_scan:d}")
         run.guard(connection)
         try:
             cursor = connection.execute(sql)
@@ -110,8 +103,7 @@ def run_sql(
                 if len(rows) > max_rows:
                     raise MemoryError(f"more than {max_rows} rows")
             used = _tables_read(connection, sql, run.reads, tables)
-        # What the driver raises for bad SQL. Anything else is a bug of ours and must surface.
-        except (sqlite3.Error, UnicodeError, MemoryError, OverflowError) as error:
+        except (sqlite3.Error, UnicodeError, MemoryError, OverflowError) as error:  # anything else is a bug of ours
             return run.explain(error)
     return SqlResult("ok", rows, len(cursor.description), "", run.ops, used)
 
@@ -145,7 +137,7 @@ class _Run:
     def guard(self, connection: sqlite3.Connection) -> None:
         for limit, value in LIMITS.items():
             connection.setlimit(limit, value)
-        for name, strip in TRIMS.items():
+        for name, strip in (("trim", str.strip), ("ltrim", str.lstrip), ("rtrim", str.rstrip)):
             connection.create_function(name, 2, partial(_trim, strip), deterministic=True)
         connection.text_factory = self.decode
         connection.set_authorizer(self.authorize)
@@ -179,13 +171,16 @@ class _Run:
             raise MemoryError(f"more than {self.max_bytes} bytes")
 
     def explain(self, error: Exception) -> SqlResult:
-        status, reason = self.ended or ("sql_error", str(error))
-        if not self.ended and isinstance(error, (MemoryError, sqlite3.DataError)):
-            status, reason = "too_big", reason or "out of memory"
-        elif not self.ended and isinstance(error, (sqlite3.ProgrammingError, UnicodeEncodeError)):
-            status = "rejected"  # by the driver: several statements, unbound parameters, NUL, lone surrogates
-        elif not self.ended and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
+        if self.ended:
+            status, reason = self.ended
+        elif isinstance(error, (MemoryError, sqlite3.DataError)):
+            status, reason = "too_big", str(error) or "out of memory"
+        elif isinstance(error, (sqlite3.ProgrammingError, UnicodeEncodeError)):
+            status, reason = "rejected", str(error)  # several statements, unbound parameters, NUL, lone surrogates
+        elif getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
             raise KeyboardInterrupt from error  # a Ctrl-C inside a callback, which the driver swallows
+        else:
+            status, reason = "sql_error", str(error)
         return SqlResult(status, [], 0, reason, self.ops, frozenset())
 
 
@@ -203,7 +198,6 @@ def _tables_read(connection: sqlite3.Connection, sql: str, reads: set, tables: d
     names = {tables[name] for name in reads if name in tables}
     # `WITH singer AS (SELECT 1) SELECT count(*) FROM singer` is reported as a read of singer. The program knows.
     if names and "WITH" in sql.upper():
-        connection.set_authorizer(None)
         connection.set_progress_handler(None, 0)
         connection.text_factory = bytes
         program = connection.execute("EXPLAIN " + sql)
@@ -222,9 +216,8 @@ def _connect(uri: str) -> sqlite3.Connection:
 def _stamp(database: str | Path) -> tuple[str, int, int]:
     """(path, modification time, size): what is cached about a file holds as long as these stay the same."""
     path = os.fspath(database)
-    for live in (path + "-wal", path + "-journal"):
-        if os.path.exists(live) and os.path.getsize(live):
-            raise ValueError(f"database = {path}: {live} holds changes that are not in it; close their writer")
+    if any(os.path.exists(live) and os.path.getsize(live) for live in (path + "-wal", path + "-journal")):
+        raise ValueError(f"database = {path}: its -wal or -journal holds changes that are not in it; close the writer")
     try:
         return path, os.stat(path).st_mtime_ns, os.stat(path).st_size
     except OSError as error:

@@ -31,11 +31,10 @@ class Example:
 
 
 def load_examples(source: str | Path, split: str, *, folder: Path | None = None, **synthetic) -> list[Example]:
-    """The examples of one split ("sft", "train", "val" or "test") of a source.
+    """The examples of one split ("sft", "train", "val" or "test") of a source: "synthetic", or a Spider folder.
 
-    Args:
-        source: "synthetic", or the path of a Spider folder.
-        folder: where synthetic databases are made or found; `synthetic`: the other arguments of make_split.
+    `folder` is where synthetic databases are made or found, `synthetic` the other arguments of make_split.
+
     Raises:
         ValueError: an unknown split, or a folder that is not Spider's.
     Example: load_examples("synthetic", "val", folder=Path("data"), num_databases=100, questions_per_database=4, seed=0)
@@ -48,8 +47,9 @@ def load_examples(source: str | Path, split: str, *, folder: Path | None = None,
         return make_split(folder, split, **synthetic)
     if split == "test":
         return load_spider(source, "dev")
+    # val: one training database in ten, by a hash of its name, so the same ones on every machine and in every run
     examples = load_spider(source, "train")
-    return [e for e in examples if _is_val_database(e.db_id) == (split == "val")]
+    return [e for e in examples if (hashlib.sha256(e.db_id.encode()).digest()[0] % 10 == 0) == (split == "val")]
 
 
 def load_spider(folder: str | Path, split: str) -> list[Example]:
@@ -58,16 +58,14 @@ def load_spider(folder: str | Path, split: str) -> list[Example]:
     Raises:
         ValueError: the folder is not Spider's, or nothing in it can be used.
     """
-    folder = Path(folder)
-    path = folder / {"train": "train_spider.json", "dev": "dev.json"}[split]
+    path = Path(folder) / {"train": "train_spider.json", "dev": "dev.json"}[split]
     if not path.is_file():
         raise ValueError(f"{path} not found; expected a Spider folder: train_spider.json, dev.json, database/")
     examples, left_out = [], Counter()
     for row in json.loads(path.read_text(encoding="utf-8")):
         name = row["db_id"]
-        database = folder / "database" / name / f"{name}.sqlite"
-        reason = _why_not(database, row["query"], training=split == "train")
-        if reason:
+        database = path.parent / "database" / name / f"{name}.sqlite"
+        if reason := _why_not(database, row["query"], training=split == "train"):
             left_out[reason] += 1
         else:
             examples.append(Example(row["question"].strip(), row["query"], name, database))
@@ -88,8 +86,3 @@ def _why_not(database: Path, gold: str, *, training: bool) -> str:
     if result.status != "ok":
         return "gold fails"
     return "gold without rows" if training and not result.rows else ""
-
-
-def _is_val_database(db_id: str) -> bool:
-    """One training database in ten, by a hash of its name: the same ones on every machine and in every run."""
-    return hashlib.sha256(db_id.encode()).digest()[0] % 10 == 0

@@ -5,12 +5,12 @@
            evidence: <hint>          (only if the example has one)
            question: <question>
 
-The schema comes first, so that the questions of one database share a long token prefix. There is no instruction in it:
-what a real model must be told (the dialect, "answer in one ```sql block") is the config's system text.
+The schema comes first, so that the questions of one database share a long token prefix. What a real model must be told
+(the dialect, "answer in one ```sql block") is the config's system text.
 
-Control tokens: a question or a database may contain text like <|im_end|>, which the tokenizer would encode as the
-control token itself. Every `<|` of the user message becomes `< |`: as readable, and no control token any more. A name
-or value that really contains `<|` can then not be copied; no database of Spider has one in its schema.
+A question or a database may contain text like <|im_end|>, which the tokenizer would encode as that control token. So
+every `<|` of the user message becomes `< |`: as readable, but a name or value that really contains `<|` can then not
+be copied (no database of Spider has one in its schema).
 """
 
 from functools import lru_cache
@@ -25,9 +25,8 @@ def build_messages(
 ) -> list[dict[str, str]]:
     """Chat messages [{"role", "content"}] that ask for the example's SQL; its gold and target are not looked at.
 
-    Args:
-        style: "compact" or "ddl"; sample_values: values shown of each column (see render_schema).
-        system: text of the system message; none if empty.
+    `style` and `sample_values` are render_schema's; no `system` text, no system message.
+
     Example: question "list every x", a database with `CREATE TABLE a (x INTEGER PRIMARY KEY)` ->
         [{"role": "user", "content": "table a ( x integer key )\\nquestion: list every x"}]
     """
@@ -39,10 +38,7 @@ def build_messages(
 
 
 def target_completion(example: Example) -> str:
-    """What SFT teaches as the answer: the target, or the gold if there is none, in one ```sql block.
-
-    Example: gold "select 1", no target -> "```sql\\nselect 1\\n```"
-    """
+    """The answer that SFT teaches: the target, else the gold, in one block. "select 1" -> "```sql\\nselect 1\\n```"."""
     return f"```sql\n{example.target or example.gold}\n```"
 
 

@@ -1,8 +1,7 @@
-"""The verdict on a candidate, and the reward made of it: one artifact with two consumers.
+"""The verdict on a candidate, and the reward made of it: evaluation reports what training is paid for, `score_sql`.
 
-`score_sql` is what evaluation reports and what training is paid by; both import this same function object. A candidate
-may use 10 times the gold's operations, so no honest query is cut off. A query that fails matches nothing, not even an
-empty gold: the official evaluators accept `;` and even DDL there (H1). A gold that fails is matched by nothing.
+A query that fails matches nothing, not even an empty gold: the official evaluators accept `;` and even DDL there (H1).
+A gold that fails is matched by nothing. A candidate may use 10 times the gold's operations: no honest query needs more.
 """
 
 import math
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from sqlenv.datasets import Example
 
 _SQL_BLOCK = re.compile(r"```sql\b(.*?)```", re.DOTALL | re.IGNORECASE)
-_SQL_FENCE = re.compile(r"```sql\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,32 +38,26 @@ class Verdict:
 def score_sql(database: str | Path, gold: str, pred: str) -> Verdict:
     """Run gold and candidate (raw SQL) on a SQLite file and compare their rows under both metrics.
 
-    Raises:
-        ValueError: the database cannot be used (see run_sql). Bad SQL never raises.
-    Example:
-        gold "SELECT age FROM t WHERE age > 56", pred "select age from t where age>56" -> match and match_bird
+    Raises ValueError if the database cannot be used (see run_sql); bad SQL never raises.
+    Example: gold "SELECT age FROM t WHERE age > 56", pred "select age from t where age>56" -> match and match_bird
     """
     gold_result = run_gold(database, gold)
     result = run_sql(database, pred, max_ops=candidate_budget(gold_result))
-    match = match_bird = False
-    if gold_result.status == result.status == "ok":
-        match = compare_rows(gold_result.rows, result.rows, ordered=has_top_level_order_by(gold))
-        match_bird = compare_rows_bird(gold_result.rows, result.rows)
+    both_ran = gold_result.status == result.status == "ok"
+    match = both_ran and compare_rows(gold_result.rows, result.rows, ordered=has_top_level_order_by(gold))
+    match_bird = both_ran and compare_rows_bird(gold_result.rows, result.rows)
     return Verdict(match, match_bird, result.status, gold_result.status, pred, result)
 
 
 def gold_is_stable(database: str | Path, gold: str) -> bool:
     """False if the gold's rows change when tables are scanned backwards, as SQLite does where no ORDER BY applies."""
     forward, backward = run_gold(database, gold), run_sql(database, gold, max_ops=GOLD_MAX_OPS, reverse_scan=True)
-    ordered = has_top_level_order_by(gold)
-    return forward.status == backward.status and compare_rows(forward.rows, backward.rows, ordered=ordered)
+    same_rows = compare_rows(forward.rows, backward.rows, ordered=has_top_level_order_by(gold))
+    return same_rows and forward.status == backward.status
 
 
 def extract_sql(completion: str) -> str:
-    """The content of the last ```sql block, else the whole text; stripped.
-
-    Example: "So: ```sql\\nSELECT 1\\n```" -> "SELECT 1"
-    """
+    """The last ```sql block, else the whole text; stripped. Example: "So: ```sql\\nSELECT 1\\n```" -> "SELECT 1"."""
     blocks = _SQL_BLOCK.findall(completion)
     return (blocks[-1] if blocks else completion).strip()
 
@@ -84,24 +76,21 @@ def sql_reward(example: "Example", completion: str, result: Verdict, metric: str
     if metric not in ("spider", "bird"):
         raise ValueError(f"metric = {metric!r}; expected 'spider' or 'bird'")
     correct = result.match if metric == "spider" else result.match_bird
-    one_block = len(_SQL_BLOCK.findall(completion)) == len(_SQL_FENCE.findall(completion)) == 1
+    one_block = len(_SQL_BLOCK.findall(completion)) == len(re.findall(r"(?i)```sql\b", completion)) == 1
     executes = result.status == "ok" and bool(result.result.tables) and not correct
     exact = extract_sql(completion) == example.gold.strip()
     return {"correct": float(correct), "executes": float(executes), "format": float(one_block), "exact": float(exact)}
 
 
 def total_reward(parts: dict[str, float], weights: dict[str, float]) -> float:
-    """Weighted sum; a part without a weight (of a custom reward) counts 1.0.
-
-    Example: ({"correct": 1.0, "style": 0.5}, {"correct": 2.0}) -> 2.5
-    """
+    """Weighted sum; unknown parts count 1.0. Example: ({"correct": 1.0, "style": 0.5}, {"correct": 2.0}) -> 2.5."""
     return sum(weights.get(name, 1.0) * value for name, value in parts.items())
 
 
 def check_reward(fn: Callable, name: str) -> None:
     """Try a reward function on a right, a wrong and a broken query, so that its mistakes show before training.
 
-    Raises a ValueError with its name if it raises, or returns anything but {part name: finite number}.
+    Raises ValueError with its name if it raises, or returns anything but {part name: finite number}.
     """
     from sqlenv.datasets import Example
 
@@ -112,12 +101,10 @@ def check_reward(fn: Callable, name: str) -> None:
         example = Example(question="What is sold?", gold="SELECT name FROM item", db_id="shop", database=path)
         for sql in (example.gold, "SELECT price FROM item", "SELECT FROM"):
             completion = f"```sql\n{sql}\n```"
-            verdict = score_completion(example, completion)
             try:
-                parts = fn(example, completion, verdict)
-                good = isinstance(parts, dict) and all(isinstance(part, str) for part in parts)
-                good = good and all(map(math.isfinite, parts.values()))
+                parts = fn(example, completion, score_completion(example, completion))
+                ok = isinstance(parts, dict) and all(isinstance(k, str) and math.isfinite(v) for k, v in parts.items())
             except Exception as error:  # whatever it is, it is reported under the function's name
                 raise ValueError(f"reward {name!r} on {completion!r}: {type(error).__name__}: {error}") from error
-            if not good:
+            if not ok:
                 raise ValueError(f"reward {name!r} returned {parts!r}; expected {{part name: finite number}}")

@@ -1,7 +1,4 @@
-"""Majority vote over returned rows (self-consistency): sample several queries, run them, take the commonest answer.
-
-Neither the gold nor the question is looked at.
-"""
+"""Majority vote over returned rows (self-consistency): run several samples, answer with one of the commonest rows."""
 
 from collections import defaultdict
 
@@ -10,11 +7,10 @@ from sqlenv.database import SqlResult
 
 
 def majority_vote(results: list[SqlResult], sqls: list[str]) -> int | None:
-    """Index of the candidate to answer with, or None if none executed.
+    """Index of the candidate to answer with, or None if none executed. Neither gold nor question is looked at.
 
     Candidates with equal rows vote together: rows in place if the candidate's own SQL is ordered, sorted otherwise;
     columns in place. Failures do not vote; empty results vote but lose ties; other ties go to the lowest index.
-
     Example: rows [(1,)], [(2,)], [(2,)] -> 1
     """
     if len(results) != len(sqls):

@@ -184,10 +184,10 @@ def fingerprint(path: Path) -> tuple[str, list[str]]:
 def test_a_hostile_input_gets_a_status_and_changes_nothing(db, tmp_path, monkeypatch, sql, expected):
     monkeypatch.chdir(tmp_path)  # a relative path in the SQL would create its file here
     before, canary = fingerprint(db), run_sql(db, CANARY)
-    start = time.monotonic()
+    start = time.process_time()
     result = run_sql(db, sql, max_ops=3_000_000)
     assert result.status in ([expected] if isinstance(expected, str) else expected), result.reason
-    assert time.monotonic() - start < 10  # a tenth of a second as a rule; the machine may be busy
+    assert time.process_time() - start < 10  # a tenth of a second as a rule; the machine may be busy
     assert result.status == "ok" or (result.rows == [] and result.tables == frozenset() and result.reason)
     assert run_sql(db, CANARY) == canary
     assert canary.rows == [(239, "country 000", 0)]

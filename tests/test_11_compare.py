@@ -129,17 +129,17 @@ HARD = {
 
 @pytest.mark.parametrize(("gold", "pred", "expected"), HARD.values(), ids=HARD)
 def test_the_column_search_is_short_where_enumeration_would_not_end(gold, pred, expected):
-    start = time.monotonic()
+    start = time.process_time()
     assert compare_rows(gold, shuffled(pred or gold, 1), ordered=False) is expected
-    assert time.monotonic() - start < 5  # milliseconds for the small ones; the machine may be busy
+    assert time.process_time() - start < 5  # milliseconds for the small ones; the machine may be busy
 
 
 def test_a_search_that_takes_too_much_work_gives_up_and_says_no(monkeypatch):
     # The columns of the gold are shuffled, so a wrong choice shows only when a cycle closes, 2^n choices later.
     monkeypatch.setattr(compare, "MAX_SEARCH_CELLS", 100_000)
-    start = time.monotonic()
+    start = time.process_time()
     assert compare_rows(shuffled(cycles(100), 2), shuffled(cycles(50, 50), 1), ordered=False) is False
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize(

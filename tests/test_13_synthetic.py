@@ -1,7 +1,6 @@
 """Step 13: the embedded task, small databases with questions whose answers are known, on words never seen in training.
 
-You build: sqlenv/words.py (`check_name_pools`, name pools and question families) and sqlenv/synthetic.py
-(`make_split`, `compact`).
+You build: sqlenv/synthetic.py (`make_split`, `compact`, `check_name_pools`, `make_name`); words.json is given.
 Rules: {sft, train}, val and test share no name but `id`; golds return rows; a sloppy target executes and is wrong.
 Run: pytest tests/test_13_synthetic.py
 Needed by: 21 (SFT), 23 (the whole run).
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from sqlenv import words
+from sqlenv import synthetic
 from sqlenv.prompt import build_messages
 from sqlenv.schema import KEYWORDS, read_schema
 from sqlenv.synthetic import check_name_pools, compact, make_split
@@ -70,11 +69,11 @@ def test_golds_are_written_compactly_as_people_do(spaced, expected):
 
 
 def test_every_family_has_a_good_and_a_wrong_query_and_paraphrases():
-    assert len(words.FAMILIES) >= 13
-    for paraphrases, good, wrong in words.FAMILIES.values():
+    assert len(synthetic.FAMILIES) >= 13
+    for paraphrases, good, wrong in synthetic.FAMILIES.values():
         assert 2 <= len(paraphrases) <= 3
         assert good != wrong
-    silent = [family for family, (texts, *_) in words.FAMILIES.items() if any("{t}" not in text for text in texts)]
+    silent = [family for family, (texts, *_) in synthetic.FAMILIES.items() if any("{t}" not in text for text in texts)]
     assert len(silent) >= 10  # the table is not named: the schema must be read
 
 
@@ -88,13 +87,13 @@ def test_no_name_but_id_is_shared_between_training_val_and_test(splits):
         assert len(found[i]) > 50
         assert found[i] & found[i - 1] == {"id"}
         assert not found[i] & KEYWORDS
-    assert sum(len(pool["table"]) for pool in words.NAMES.values()) >= 60
-    assert sum(len(pool["number"]) + len(pool["text"]) for pool in words.NAMES.values()) >= 100
+    assert sum(len(pool["table"]) for pool in synthetic.NAMES.values()) >= 60
+    assert sum(len(pool["number"]) + len(pool["text"]) for pool in synthetic.NAMES.values()) >= 100
 
 
 @pytest.mark.parametrize("bad", ["guest", "guest_id", "order", "every"])
 def test_overlapping_or_reserved_names_are_refused(monkeypatch, tmp_path, bad):
-    monkeypatch.setitem(words.NAMES["val"], "text", [*words.NAMES["val"]["text"], bad])
+    monkeypatch.setitem(synthetic.NAMES["val"], "text", [*synthetic.NAMES["val"]["text"], bad])
     with pytest.raises(ValueError, match=f"name '{bad}' of pool 'val' is also"):
         check_name_pools()
     with pytest.raises(ValueError, match=bad):  # asserted before anything is made
@@ -103,11 +102,11 @@ def test_overlapping_or_reserved_names_are_refused(monkeypatch, tmp_path, bad):
 
 def test_train_names_are_mostly_pseudo_words_that_are_never_held_out_or_reserved():
     rng = random.Random(0)
-    drawn = [words.make_name(rng, "train", "table", set()) for _ in range(20_000)]
-    real = sum(name in words.NAMES["train"]["table"] for name in drawn) / len(drawn)
+    drawn = [synthetic.make_name(rng, "train", "table", set()) for _ in range(20_000)]
+    real = sum(name in synthetic.NAMES["train"]["table"] for name in drawn) / len(drawn)
     assert 0.08 < real < 0.13  # one in ten, and splices that come out as a word of the pool
-    held_out = {word for pool in ("val", "test") for kind in words.NAMES[pool].values() for word in kind}
-    assert not set(drawn) & (held_out | words.RESERVED)
+    held_out = {word for pool in ("val", "test") for kind in synthetic.NAMES[pool].values() for word in kind}
+    assert not set(drawn) & (held_out | synthetic.RESERVED)
 
 
 # --- golds and targets ---
@@ -117,7 +116,7 @@ def test_every_gold_returns_rows_and_every_family_occurs(splits):
     for examples in splits.values():
         assert len(examples) == 480 == sum(len(e.question.split()) <= 15 for e in examples)
         assert len({(e.db_id, e.question) for e in examples}) == 480
-        assert {e.difficulty for e in examples} == set(words.FAMILIES)
+        assert {e.difficulty for e in examples} == set(synthetic.FAMILIES)
         assert all(rows(e, e.gold) for e in examples)
         assert all(e.database.stem == e.db_id for e in examples)
 
@@ -132,7 +131,7 @@ def test_clean_targets_give_the_golds_rows_but_never_its_string(splits):
 def test_every_sloppy_target_executes_and_returns_other_rows(splits):
     """With `sloppy=1` all targets are wrong; the 0.3 % of questions where one matches by luck are drawn again."""
     families = Counter(example.difficulty for example in splits["sft"])
-    assert set(families) == set(words.FAMILIES)
+    assert set(families) == set(synthetic.FAMILIES)
     for example in splits["sft"]:
         wrong, right = rows(example, example.target), rows(example, example.gold)
         if example.difficulty != "sort":
@@ -157,7 +156,7 @@ def test_a_copied_word_is_written_in_the_target_as_in_the_prompt(splits):
         for word in re.findall(r" ('\w+'|[a-z]\w*)", example.target):
             assert f" {word} " in f"{prompt} ", example
         for word in question.split():
-            assert word in words.RESERVED or word.isdigit() or word[0] == "'" or f" {word} " in schema, example
+            assert word in synthetic.RESERVED or word.isdigit() or word[0] == "'" or f" {word} " in schema, example
 
 
 def test_numbers_differ_within_a_column_so_that_no_gold_has_ties(splits):

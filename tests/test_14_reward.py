@@ -151,7 +151,6 @@ def test_the_last_block_is_extracted():
 def test_the_package_exports_the_very_function_that_pays_and_measures():
     assert sqlenv.score_sql is score_sql is score.score_sql
     assert score_completion.__globals__["score_sql"] is score_sql
-    assert sqlenv.Example is Example
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = sqlenv.nothing
 
@@ -213,9 +212,34 @@ def test_a_file_of_predictions_is_scored_in_order_whatever_its_rows_hold(databas
     assert verdicts[10]["line"] == "{not json"
     assert {verdict["sqlite_version"] for verdict in verdicts} == {sqlite3.sqlite_version}
     printed = capsys.readouterr().out
+    # 2 of 4 attempts, none of 2, and an empty list that counts as wrong: (0.5 + 0 + 0) / 3
+    assert "single attempts (mean of the lists)  0.1667" in printed
     assert "spider  3 of 15 = 0.2000 [0.0705, 0.4519]" in printed
     assert "bird    4 of 15 = 0.2667" in printed
     assert "bad golds 1, errors 8, status error 8, status ok 5, status rejected 1, status sql_error 1" in printed
+
+
+def test_a_vote_comes_with_its_single_attempts(databases, tmp_path, capsys):
+    wrong = "SELECT name FROM head"
+    rows = [
+        {"db_id": "heads", "gold": GOLD, "pred": [GOLD, wrong, GOLD, "SELECT"]},  # half are right, so is the vote
+        {"db_id": "heads", "gold": GOLD, "pred": [GOLD, wrong, wrong, wrong]},  # a quarter, but the vote is wrong
+        {"db_id": "heads", "gold": GOLD, "pred": GOLD, "attempts": "none of ours"},  # no list: no vote
+        {"db_id": "absent", "gold": GOLD, "pred": [GOLD], "attempts": 9},
+    ]
+    scored = [score.score_line(json.dumps(row).encode(), databases) for row in rows]
+    assert [(row["match"], row.get("vote"), row["attempts"]) for row in scored] == [
+        (True, 0, 0.5),
+        (False, 1, 0.25),
+        (True, None, "none of ours"),
+        (False, None, 0.0),
+    ]
+    pairs = tmp_path / "pairs.jsonl"
+    mean = "single attempts (mean of the lists)  0.2500"  # (0.5 + 0.25 + 0) / 3
+    for part, lines in ((rows, [mean]), (rows[2:3], [])):
+        pairs.write_text("\n".join(map(json.dumps, part)), encoding="utf-8")
+        score.main([str(pairs), "--databases", str(databases), "--out", str(tmp_path / "verdicts.jsonl")])
+        assert [line for line in capsys.readouterr().out.splitlines() if "attempts" in line] == lines
 
 
 def test_predictions_are_not_overwritten_by_their_verdicts(tmp_path, capsys):

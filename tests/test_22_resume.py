@@ -7,14 +7,16 @@ Run: pytest tests/test_22_resume.py
 """
 
 import json
+import os
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_run import run_tiny
 
+import grpo.checkpoint
 import train
-from grpo.checkpoint import derived_generator, last_checkpoint
+from grpo.checkpoint import derived_generator, last_checkpoint, save_checkpoint
 
 
 def steps(run, name="metrics.jsonl"):
@@ -41,9 +43,9 @@ def test_killed_between_checkpoints_and_resumed_equals_never_killed(tmp_path, mo
             raise KeyboardInterrupt
 
     log_step = train.log_step
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(train, "log_step", kill)
-        run_tiny(tmp_path, *overrides)
+        run_tiny(tmp_path, *overrides, expect=130)
     killed = tmp_path / "runs" / "tiny-2"
     assert last_checkpoint(killed).name == "2"
     assert [row["step"] for row in steps(killed)] == [0, 1, 2, 2, 3]  # 0 and 2 twice: val comes on lines of its own
@@ -76,6 +78,33 @@ def test_a_crash_while_writing_costs_no_earlier_checkpoint(tmp_path, monkeypatch
     assert last_checkpoint(run).name == "2"
     monkeypatch.undo()
     assert train.main(["--resume", str(run)]) == 0
+
+
+@pytest.mark.parametrize("crash_at", [1, 2])
+def test_a_kill_while_the_last_checkpoint_is_written_again_does_not_lose_it(tmp_path, monkeypatch, crash_at):
+    """The old folder moves aside, the new one takes its place, the old one goes: killed before the 1st or 2nd move."""
+    run = run_tiny(tmp_path, "grpo.max_steps=0")
+    model, progress = torch.nn.Linear(2, 2), {"step": 0, "best_step": 0}
+    moves, replace = [], os.replace
+
+    def kill(source, target):
+        moves.append(source)
+        if len(moves) == crash_at:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    def save():
+        save_checkpoint(run, model, run / "tokenizer", torch.optim.SGD(model.parameters(), lr=0.1), progress)
+
+    monkeypatch.setattr(grpo.checkpoint, "save_policy", lambda model, folder: folder.mkdir())
+    monkeypatch.setattr(os, "replace", kill)
+    with pytest.raises(KeyboardInterrupt):
+        save()
+    monkeypatch.setattr(os, "replace", replace)
+    assert (last_checkpoint(run) / "model.safetensors").is_file()  # the one from before
+    save()
+    assert [path.name for path in (run / "checkpoints").iterdir() if path.is_dir()] == ["0"]
+    assert not (last_checkpoint(run) / "model.safetensors").is_file()
 
 
 def test_resuming_without_a_checkpoint_or_with_a_damaged_one_is_one_clear_line(tmp_path, capsys):

@@ -131,7 +131,7 @@ def test_bad_input_is_one_line_and_nothing_half_written(tmp_path, capsys, overri
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-    assert not list((tmp_path / "runs").glob("*/metrics.jsonl"))
+    assert not list((tmp_path / "runs").glob("*"))
 
 
 def test_a_missing_model_and_a_function_of_the_wrong_shape_are_one_line(tmp_path, capsys):
