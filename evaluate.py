@@ -16,6 +16,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 import argparse
 import json
+import re
 import sqlite3
 import sys
 import time
@@ -75,13 +76,7 @@ def encode_prompt(tokenizer: Tokenizer, example: Example, data: DataConfig) -> l
 
 
 def evaluate_policy(
-    model: Qwen2,
-    tokenizer: Tokenizer,
-    examples: list[Example],
-    config: Config,
-    *,
-    num_generations: int,
-    name: str = "evaluation",
+    model: Qwen2, tokenizer: Tokenizer, examples: list[Example], config: Config, *, num_generations: int, name: str = ""
 ) -> dict:
     """Greedy accuracy of the policy on the examples and, with k = num_generations > 0, pass@k and vote@k.
 
@@ -106,23 +101,16 @@ def evaluate_policy(
         k = num_generations
         sampling = {key: getattr(config.eval, key) for key in ("temperature", "top_p", "top_k")}
         generator = derived_generator(config.run.seed, "evaluation")
-        sampled, tokens = sample_verdicts(
-            model, tokenizer, examples, prompts, k, f"{name} x {k}", generator=generator, **sampling, **limits
-        )
+        sampling |= limits | {"generator": generator}
+        sampled, tokens = sample_verdicts(model, tokenizer, examples, prompts, k, f"{name} x {k}", **sampling)
         num_tokens += tokens
         executions += k * len(examples)
         hits = [sum(v.match for v in group) for group in sampled]
         result[f"mean@{k}"] = sum(hits) / (k * len(examples))
         result |= with_interval(f"pass@{k}", [pass_at_k(k, c, k) for c in hits])
         result |= with_interval(f"vote@{k}", [vote_is_right(group) for group in sampled])
-    seconds = time.perf_counter() - started
-    return result | {
-        "num_tokens": num_tokens,
-        "sql_executions": executions,
-        "seconds": round(seconds, 2),
-        "versions": versions(),
-        "correct": [int(v.match) for (v,) in greedy],
-    }
+    cost = {"num_tokens": num_tokens, "sql_executions": executions, "seconds": round(time.perf_counter() - started, 2)}
+    return result | cost | {"versions": versions(), "correct": [int(v.match) for (v,) in greedy]}
 
 
 def sample_verdicts(
@@ -160,15 +148,9 @@ def versions() -> dict[str, str]:
 
 def headline(result: dict) -> dict:
     """The few figures of an evaluation that summary.json repeats."""
-    names = {
-        "execution_accuracy": "execution_accuracy",
-        "execution_accuracy_low": "low",
-        "execution_accuracy_high": "high",
-    }
-    short = {name: result[key] for key, name in names.items()} | {"n": result["n"]}
-    return short | {
-        key: result[key] for key in result if key.startswith(("pass@", "vote@", "mean@")) and key[-1].isdigit()
-    }
+    low, high = result["execution_accuracy_low"], result["execution_accuracy_high"]
+    figures = {"execution_accuracy": result["execution_accuracy"], "low": low, "high": high, "n": result["n"]}
+    return figures | {key: result[key] for key in result if re.fullmatch(r"(mean|pass|vote)@\d+", key)}
 
 
 def verdict_in_words(before: dict, after: dict, flat: float | None = None) -> str:
@@ -203,17 +185,13 @@ def describe(result: dict) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """The command line; a mistake in what the user gave is one line on stderr and exit code 2."""
     parser = argparse.ArgumentParser(description="execution accuracy of a checkpoint, or of a file of predictions")
-    parser.add_argument(
-        "--checkpoint", type=Path, help="a run's checkpoints/last or checkpoints/<step>, or a model folder"
-    )
+    parser.add_argument("--checkpoint", type=Path, help="a run's checkpoints/last or checkpoints/<step>")
     parser.add_argument("--config", help="what to evaluate on; default: the config of the checkpoint's run")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override one value")
     parser.add_argument("--split", choices=("train", "val", "test"), default="test")
     parser.add_argument("--predictions", help='JSON lines {"db_id", "gold", "pred"}; pred may be a list: votes')
     parser.add_argument("--databases", help="with --predictions: folder of <db_id>/<db_id>.sqlite")
-    parser.add_argument(
-        "--out", type=Path, help="where to write the result (checkpoint: JSON, predictions: JSON lines)"
-    )
+    parser.add_argument("--out", type=Path, help="where to write the result: JSON, or JSON lines of predictions")
     options = parser.parse_args(arguments)
     try:
         if options.predictions and options.databases and options.out:

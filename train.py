@@ -240,12 +240,10 @@ def validate(run: Run) -> None:
     keys = ("execution_accuracy", "execution_accuracy_low", "execution_accuracy_high", "bird_accuracy")
     step = run.progress["step"]
     append_line(run.folder / "metrics.jsonl", {"step": step} | {f"val/{key}": result[key] for key in keys})
-    if result["execution_accuracy"] > run.progress["best"]:
-        run.progress |= {"best": result["execution_accuracy"], "best_step": step}
-    low, high = result["execution_accuracy_low"], result["execution_accuracy_high"]
-    print(
-        f"val at step {step}: execution accuracy {result['execution_accuracy']:.3f} [{low:.3f}, {high:.3f}]", flush=True
-    )
+    accuracy, low, high, _ = (result[key] for key in keys)
+    if accuracy > run.progress["best"]:
+        run.progress |= {"best": accuracy, "best_step": step}
+    print(f"val at step {step}: execution accuracy {accuracy:.3f} [{low:.3f}, {high:.3f}]", flush=True)
 
 
 def test(run: Run, when: str) -> None:
