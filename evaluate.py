@@ -118,9 +118,9 @@ def sample_verdicts(
 ) -> tuple[list[list[Verdict]], int]:
     """k completions a question, each scored: n x k verdicts and the number of tokens decoded."""
     verdicts, num_tokens = [], 0
-    batch_size = max(1, batch_size // k) if k > 1 else batch_size * 4  # about equal numbers of rows
-    for start in tqdm(range(0, len(prompts), batch_size), desc=name, disable=None, leave=False):
-        batch = slice(start, start + batch_size)
+    size = max(1, batch_size // k)
+    for start in tqdm(range(0, len(prompts), size), desc=name, disable=None, leave=False):
+        batch = slice(start, start + size)
         rollouts, texts = rollout(model, tokenizer, prompts[batch], k, **sampling)
         num_tokens += int(rollouts.lengths.sum())
         for example, group in zip(examples[batch], texts, strict=True):

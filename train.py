@@ -74,6 +74,8 @@ class Run:
 def train(config: Config, folder: Path, resume: bool = False) -> dict:
     """Run a config from its first SFT stage to its last evaluation; returns what summary.json holds."""
     started = time.perf_counter()
+    if config.run.num_threads:
+        torch.set_num_threads(config.run.num_threads)
     run = prepare(config, folder, resume)
     if not resume:
         test(run, "before")
@@ -155,9 +157,8 @@ def start_policy(config: Config, folder: Path) -> tuple[Tokenizer, Callable[[], 
     if config.model.path:
         tokenizer = load_tokenizer(config.model.path)
     else:
-        every = [example for part in examples for example in part]
-        texts = [message["content"] for example in every for message in prompt_messages(example, config.data)]
-        texts += [target_completion(example) for example in every]
+        texts = [message["content"] for e in examples[0] for message in prompt_messages(e, config.data)]
+        texts += [target_completion(example) for example in examples[0]]  # of the first stage
         tokenizer = train_tokenizer(texts, folder / "tokenizer", config.model.vocab_size)
     if not config.sft:
         return tokenizer, lambda: make_policy(config.model, config.run.seed)

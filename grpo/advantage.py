@@ -9,8 +9,8 @@ both as in TRL; a group of equal rewards, and a group of one, gets exactly 0.0 (
 """
 
 import difflib
-import importlib.util
 import inspect
+import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 EPS = 1e-4
+TABLE = torch.tensor([[1.2, 0.0, 0.3, 0.2], [0.0, 1.0, 1.0, 0.1]])  # the rewards that formulas are tried on
 Advantage = Callable[..., Tensor]
 
 
@@ -51,12 +52,9 @@ def dr_grpo(rewards: Tensor, info: AdvantageInfo | None = None) -> Tensor:
 
 
 def batch(rewards: Tensor, info: AdvantageInfo | None = None) -> Tensor:
-    """(r - m) / (s + eps) with m of the group and s of the whole step (2508.08221, TRL scale_rewards="batch").
-
-    The step's mean is not subtracted a second time. Example: [[1, 0], [0, 0]] -> s = .5 -> [[1, -1], [0, 0]] x .9998
-    """
+    """(r - m) / (s + eps), s of the whole step (2508.08221). Example: [[1, 0], [0, 0]] -> s = .5 -> +-.9998, 0"""
     std = ((rewards - rewards.mean()).square().sum() / max(rewards.numel() - 1, 1)).sqrt()
-    return centered(rewards) / (std + EPS)
+    return centered(rewards) / (std + EPS)  # TRL's scale_rewards="batch"; the step's mean is not subtracted as well
 
 
 def rloo(rewards: Tensor, info: AdvantageInfo | None = None) -> Tensor:
@@ -66,10 +64,7 @@ def rloo(rewards: Tensor, info: AdvantageInfo | None = None) -> Tensor:
 
 
 def maxrl(rewards: Tensor, info: AdvantageInfo | None = None) -> Tensor:
-    """(r - m) / (m + eps): the rarer the success, the larger the step (2602.02710); needs rewards >= 0.
-
-    Example: [1, 0, 0, 0] -> m = .25 -> [3, -1, -1, -1] x .9996
-    """
+    """(r - m) / (m + eps): rare success, large step (2602.02710). Example: [1, 0, 0, 0] -> [3, -1, -1, -1] x .9996"""
     if (rewards < 0).any():
         raise ValueError('advantage "maxrl" divides by the mean reward; expected rewards >= 0')
     return centered(rewards) / (rewards.mean(dim=1, keepdim=True) + EPS)
@@ -79,22 +74,17 @@ ADVANTAGES: dict[str, Advantage] = {"grpo": grpo, "dr_grpo": dr_grpo, "batch": b
 
 
 def load_function(spec: str, arguments: str = "rewards, info") -> Callable:
-    """The function of "my_file.py:my_fn" (path relative to the current directory), whose file is run.
-
-    Raises ValueError if the file or the function is missing, or if it does not take `arguments`.
-    """
+    """Run the file of "my_file.py:my_fn" (from the current directory): its function, or ValueError saying why not."""
     path, _, name = spec.rpartition(":")
     if not Path(path).is_file():
         raise ValueError(f'"{spec}": no file "{path}" (current directory: {Path.cwd()}); expected my_file.py:my_fn')
-    module_spec = importlib.util.spec_from_file_location(f"custom_{Path(path).stem}", path)
-    module = sys.modules[module_spec.name] = importlib.util.module_from_spec(module_spec)
     try:
-        module_spec.loader.exec_module(module)
+        values = runpy.run_path(path)
     except Exception as error:
         raise ValueError(f'"{spec}": the file failed with {type(error).__name__}: {error}') from error
-    function = getattr(module, name, None)
+    function = values.get(name)
     if not callable(function):
-        found = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        found = [key for key, value in values.items() if inspect.isfunction(value)]
         raise ValueError(f'"{spec}": no function "{name}" in {path}; found: {", ".join(found) or "none"}')
     try:
         inspect.signature(function).bind(*arguments.split(", "))
@@ -145,11 +135,6 @@ def _find(spec: str | Advantage) -> Advantage:
     return ADVANTAGES[spec]
 
 
-# --- the contract of a formula ---
-
-TABLE = torch.tensor([[1.2, 0.0, 0.3, 0.2], [0.0, 1.0, 1.0, 0.1]])
-
-
 def _table_info(columns: tuple[int, ...] = (0, 1, 2, 3)) -> AdvantageInfo:
     lengths = torch.tensor([[9, 30, 12, 20], [8, 15, 7, 40]])[:, columns]
     return AdvantageInfo(lengths, lengths == 40, {"correct": (TABLE[:, columns] >= 1).float()})
@@ -158,8 +143,7 @@ def _table_info(columns: tuple[int, ...] = (0, 1, 2, 3)) -> AdvantageInfo:
 def contract(spec: str | Advantage) -> list[str]:
     """One line per property of a formula on a small table. Only shape and finiteness are required (ValueError)."""
     base, order = compute_advantages(TABLE, spec, _table_info()), (2, 0, 3, 1)
-    eight = torch.full((2, 8), 0.7)  # whose float32 mean is not 0.7
-    noise = compute_advantages(eight, spec, _table_info((0, 1, 2, 3) * 2)).abs().max()
+    noise = compute_advantages(torch.full((2, 8), 0.7), spec, _table_info((0, 1, 2, 3) * 2)).abs().max()
 
     def outcome(rewards: Tensor, expected: dict[str, Tensor], columns: tuple[int, ...] = (0, 1, 2, 3)) -> str:
         try:

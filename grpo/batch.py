@@ -1,8 +1,7 @@
 """The tensors of a step: groups become trees, and the rows' log-probabilities come back.
 
-A tree is a prefix that exists once and the branches that grow from its end. In GRPO that is a prompt and its
-completions; in SFT what the prompts of one database share, and the rest of each prompt with its answer. The shift is
-done here, once:
+A tree is a prefix that exists once and the branches that grow from its end: in GRPO a prompt and its completions, in
+SFT what the prompts of one database share, and the rest of each with its answer. The shift is done here, once:
 
     prefix   p1 p2 ... pn      ->  prefill  p1 ... p(n-1)
     branch   c1 c2 ... cS      ->  input    pn c1 ... c(S-1)      position s holds what comes before
@@ -72,8 +71,7 @@ def score(model: Qwen2, batch: TreeBatch, *, temperature: float = 1.0, vocab_siz
 
     starts = range(0, len(target), block)
     parts = [checkpoint(score_block, s, use_reentrant=False) if recompute else score_block(s) for s in starts]
-    zeros = torch.zeros(batch.mask.shape, device=hidden.device)
-    return zeros.masked_scatter(batch.mask, torch.cat(parts))
+    return torch.zeros(batch.mask.shape, device=hidden.device).masked_scatter(batch.mask, torch.cat(parts))
 
 
 def token_logprobs(logits: Tensor, target: Tensor) -> Tensor:

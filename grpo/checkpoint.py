@@ -4,9 +4,7 @@
     runs/<name>/checkpoints/last   a text file that names the newest complete one
 
 A checkpoint is written beside its final place and renamed when it is complete, and `last` changes only after that: a
-run that is killed at any moment leaves the previous checkpoint usable. The trainer draws every random number from a
-generator seeded by (seed, purpose, step), see `derived_generator`, so there is no stream that could drift; the global
-random states are kept for custom functions that use them.
+run that is killed at any moment leaves the previous checkpoint usable.
 """
 
 import hashlib
@@ -16,6 +14,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from torch.optim import Optimizer
 
 from model.adapters import save_adapter
 from model.config import write_text
@@ -40,13 +39,8 @@ def save_policy(model: Qwen2, folder: Path, base_model: str = "") -> None:
         save_model(model, folder)
 
 
-def save_checkpoint(
-    run_dir: Path, model: Qwen2, tokenizer_folder: Path, optimizer: torch.optim.Optimizer, progress: dict
-) -> None:
-    """Write checkpoints/<step> and point `last` at it; of the older ones only `best_step` stays.
-
-    progress: step, best_step and whatever else `load_training_state` is to return.
-    """
+def save_checkpoint(run_dir: Path, model: Qwen2, tokenizer_folder: Path, optimizer: Optimizer, progress: dict) -> None:
+    """Write checkpoints/<step>, point `last` at it; of the older ones progress["best_step"] stays."""
     root, step = run_dir / "checkpoints", progress["step"]
     temporary, final, aside = root / f"{step}.writing", root / str(step), root / f"{step}.old"
     shutil.rmtree(temporary, ignore_errors=True)
@@ -54,7 +48,7 @@ def save_checkpoint(
     for name in TOKENIZER_FILES:  # so that a checkpoint is a folder that can be used alone
         if (tokenizer_folder / name).is_file():
             shutil.copy(tokenizer_folder / name, temporary / name)
-    randomness = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    randomness = {"torch": torch.get_rng_state(), "python": random.getstate()}  # used by custom functions, if at all
     state = {"progress": progress, "optimizer": optimizer.state_dict(), "randomness": randomness}
     torch.save(state, temporary / "training_state.pt")
     if final.exists():  # a folder cannot be replaced: the old one steps aside, and goes with the other old ones below
@@ -77,7 +71,7 @@ def last_checkpoint(run_dir: Path) -> Path:
     raise ValueError(f"{root}: no complete checkpoint to resume from")
 
 
-def load_training_state(folder: Path, optimizer: torch.optim.Optimizer) -> dict:
+def load_training_state(folder: Path, optimizer: Optimizer) -> dict:
     """Put optimizer and random states back and return the progress; ValueError if the file is damaged."""
     try:
         state = torch.load(folder / "training_state.pt", weights_only=True)

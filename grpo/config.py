@@ -1,8 +1,7 @@
 """The whole run as one value: TOML file + `--set section.key=value` -> frozen dataclasses, checked strictly.
 
-The dataclasses are the documentation: one field, one default, one comment. Names and meanings are TRL's (GRPOConfig,
-ModelConfig) wherever TRL has the setting. Departures: `advantage` replaces `scale_rewards`; a step is
-`questions_per_step` x `num_generations` completions and micro-batches count groups, not rows.
+The dataclasses are the documentation. Names and meanings are TRL's (GRPOConfig, ModelConfig) where TRL has the setting,
+but `advantage` replaces `scale_rewards`, and steps and micro-batches count questions (groups), not completions.
 Nothing is guessed: an unknown key, a wrong type or a contradiction is one ValueError that names file, key and fix.
 """
 
@@ -32,7 +31,7 @@ class ModelConfig:
 
     path: str = ""  # Hugging Face Qwen2 folder; empty with init = "random"
     init: Literal["load", "random"] = "load"  # "random" builds a new model of the sizes below
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of the base weights; LoRA stays float32
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the base weights; to train, bfloat16 needs LoRA (float32)
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda if there is one, else cpu
     adapter: str = ""  # PEFT folder to start from, "" = none
     lora_r: int = 0  # rank; 0 = all parameters train
@@ -141,7 +140,7 @@ class EvalConfig:
     temperature: Positive = 1.0  # of the k samples
     top_p: TopP = 1.0
     top_k: int = 0
-    batch_size: Count = 16  # groups decoded together
+    batch_size: Count = 128  # completions decoded together
 
 
 @dataclass(frozen=True)
@@ -151,6 +150,7 @@ class RunConfig:
     name: str = ""  # folder under output_dir; omitted = the config file's name
     output_dir: str = "runs"
     seed: int = 0  # governs data, SFT and RL
+    num_threads: int = 0  # of torch on the CPU; 0 = its own choice
     save_steps: int = 20  # checkpoint every so many steps; 0 = at the end only
     log_samples_steps: int = 5  # samples.jsonl holds every group of the first so many steps
     log_samples_groups: int = 2  # and so many groups of each later step
@@ -279,22 +279,23 @@ def _check_together(config: Config) -> None:
     weights = config.reward.weights.keys() - DEFAULT_WEIGHTS if config.reward.function == "sql" else ()
     stages = {"grpo": g} | {f"sft.{i}": stage for i, stage in enumerate(config.sft)}
     late = [key for key, stage in stages.items() if stage.warmup_steps and stage.lr_scheduler_type == "constant"]
+    bfloat16_trains = m.dtype == "bfloat16" and not m.lora_r and not m.adapter and (g.max_steps or config.sft)
+    alone = g.num_generations == 1 and ":" not in g.advantage
+    low_delta = g.delta is not None and (cispo or g.delta <= 1 + high)
     violated = {
         'model.path is empty; expected a Hugging Face folder, or init = "random"': not fresh and not m.path,
         f'model.path = "{m.path}"; expected "" with init = "random"': fresh and m.path,
         'model.lora_r or model.adapter with init = "random"; expected neither: an adapter is saved without its base, '
         "and a random base could not be loaded again": fresh and (m.lora_r or m.adapter),
+        'model.dtype = "bfloat16" with lora_r = 0; expected float32, or lora_r > 0: at a small learning rate bfloat16 '
+        "weights do not move": bfloat16_trains,
         f"model.num_attention_heads = {heads}; expected a divisor of hidden_size = {m.hidden_size} and a multiple of "
         f"num_key_value_heads = {m.num_key_value_heads}": m.hidden_size % heads or heads % m.num_key_value_heads,
         f"grpo.top_p = {g.top_p}, top_k = {g.top_k}; expected 1.0 and 0 in training: the policy that is scored must be "
         "the policy that was sampled (eval.top_p and eval.top_k are free)": g.top_p != 1 or g.top_k,
-        "grpo.num_generations = 1; expected at least 2: a group of one has no baseline": (
-            g.num_generations == 1 and ":" not in g.advantage
-        ),
+        "grpo.num_generations = 1; expected at least 2: a group of one has no baseline": alone,
         f"grpo.epsilon_high = {high}; expected the absolute cap of the ratio, such as 5.0": cispo and (high or 0) < 1,
-        f"grpo.delta = {g.delta}; expected more than 1 + epsilon_high, and not with cispo": (
-            g.delta is not None and (cispo or g.delta <= 1 + high)
-        ),
+        f"grpo.delta = {g.delta}; expected more than 1 + epsilon_high, and not with cispo": low_delta,
         f"{late}: warmup_steps with a constant rate; expected constant_with_warmup": late,
         f"reward.weights: unknown {sorted(weights)}; expected some of {', '.join(DEFAULT_WEIGHTS)}": weights,
         f'run.name = "{name}"; expected one folder name': Path(name).name != name,

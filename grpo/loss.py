@@ -48,36 +48,46 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, Pair]]:
     """The loss of a micro-batch, and its statistics as detached (sum, count) pairs under TRL's metric names.
 
-    Args:
-        logprobs: of the policy at the sampling temperature, nats, (B, S), with gradient; float32 inside.
-        old_logprobs: (B, S), frozen before the updates; None: on-policy, rho = 1 and the gradient is -A grad log pi.
-        advantages: (B,). mask: (B, S), true where a completion token counts.
-        delta: cap of rho where A < 0 (two-sided clipping, 2505.07291). epsilon_high: None = epsilon.
-        beta, ref_logprobs (B, S), kl_estimator, use_bias_correction_kl (times rho): see `kl_estimate`.
-        importance_sampling_level: "sequence": one rho a row, exp(mean over tokens of log rho) (GSPO, 2507.18071).
-        sampling_logprobs: the sampler's, (B, S), logged against the old ones; if importance_sampling_cap > 0, token
-            losses are also weighted by min(pi_old / pi_sampler, cap), without gradient (truncated importance sampling).
-        normalizer: `loss_normalizer` of the whole step, which makes micro-batch losses add up; None: of this batch.
-    Raises: ValueError for a wrong shape or choice, or an argument that a choice needs.
+    logprobs: of the policy at the sampling temperature, nats, (B, S), with gradient; float32 inside.
+    old_logprobs: (B, S), frozen before the updates; None: on-policy, rho = 1 and the gradient is -A grad log pi.
+    advantages: (B,). mask: (B, S), true where a completion token counts.
+    delta: cap of rho where A < 0 (two-sided clipping, 2505.07291). epsilon_high: None = epsilon.
+    beta, ref_logprobs (B, S), kl_estimator, use_bias_correction_kl (times rho): see `kl_estimate`.
+    importance_sampling_level: "sequence": one rho a row, exp(mean over tokens of log rho) (GSPO, 2507.18071).
+    sampling_logprobs: the sampler's, (B, S), logged against the old ones. importance_sampling_cap > 0: token losses are
+        weighted by min(pi_old / pi_sampler, cap), without gradient (truncated importance sampling).
+    normalizer: `loss_normalizer` of the whole step, which makes micro-batch losses add up; None: of this batch.
+    Raises ValueError for a wrong shape or choice, or for an argument that a choice needs.
     Example: one row, A = 1, rho = (1.5, 0.5), epsilon 0.2 -> -(1.2 + 0.5) / 2 = -0.85; clip_ratio/region_mean (1, 2)
     """
+    if loss_type not in ("grpo", "dapo", "bnpo", "dr_grpo", "cispo"):
+        raise ValueError(f'loss_type = "{loss_type}"; expected grpo, dapo, bnpo, dr_grpo or cispo')
+    if loss_type == "dr_grpo" and not max_completion_length:
+        raise ValueError('loss_type = "dr_grpo" divides by max_completion_length; expected a number of tokens')
     mask = _checked(mask, logprobs, "mask").bool()
     logp = _clean(logprobs, logprobs, mask, "logprobs")
     old = logp.detach() if old_logprobs is None else _clean(old_logprobs, logprobs, mask, "old_logprobs").detach()
     advantage = _checked(advantages, logprobs[:, 0], "advantages").float().unsqueeze(1)  # (B, 1)
 
-    log_ratio = logp - old
+    log_ratio, counted = logp - old, mask
     if importance_sampling_level == "sequence":
         log_ratio = log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)  # (B, 1)
+        counted = mask.any(1, keepdim=True)
     elif importance_sampling_level != "token":
         raise ValueError(f'importance_sampling_level = "{importance_sampling_level}"; expected token or sequence')
     ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()  # (B, S) or (B, 1), as everything made from it
-    counted = mask if importance_sampling_level == "token" else mask.any(1, keepdim=True)
-    if loss_type == "cispo":
-        token_loss, clipped = _cispo(ratio, logp, advantage, epsilon_high)
-    else:
-        high = epsilon if epsilon_high is None else epsilon_high
-        token_loss, clipped = _clipped(ratio, advantage, epsilon, high, delta)
+    if loss_type == "cispo":  # REINFORCE with a capped weight: a token far away weighs less, but keeps its gradient
+        if epsilon_high is None:
+            raise ValueError('loss_type = "cispo" needs epsilon_high, the absolute cap of the ratio, such as 5.0')
+        token_loss = -ratio.clamp(max=epsilon_high).detach() * advantage * logp
+        clipped = {"cispo_clip_ratio": (ratio > epsilon_high) & (advantage > 0)}
+    else:  # PPO's pessimistic surrogate: the minimum, for both signs of A, takes away the profit of moving far
+        low, high = 1 - epsilon, 1 + (epsilon if epsilon_high is None else epsilon_high)
+        capped = ratio if delta is None else ratio.clamp(max=delta)
+        token_loss = -torch.min(capped * advantage, ratio.clamp(low, high) * advantage)
+        is_low, is_high = (ratio < low) & (advantage < 0), (ratio > high) & (advantage > 0)
+        clipped = {"clip_ratio/low_mean": is_low, "clip_ratio/high_mean": is_high}
+        clipped["clip_ratio/region_mean"] = is_low | is_high
     stats = {name: _pair(share, counted) for name, share in clipped.items()}
     if sampling_logprobs is not None:
         drift = old - _clean(sampling_logprobs, logprobs, mask, "sampling_logprobs").detach()
@@ -92,8 +102,14 @@ def policy_loss(
         kl = kl * ratio if use_bias_correction_kl else kl
         token_loss = token_loss + beta * kl
         stats["kl"] = _pair(kl, mask)
-    loss, share = _average(token_loss, mask, loss_type, max_completion_length, normalizer)
-    return loss, stats | {"loss": (loss.detach(), share)}
+
+    per_row = (token_loss * mask).sum(1)  # a (B, 1) token loss counts once per token of its row
+    if loss_type == "grpo":
+        per_row = per_row / mask.sum(1).clamp(min=1)
+    own = torch.as_tensor(loss_normalizer(loss_type, len(mask), mask.sum()), device=mask.device)
+    total = own if normalizer is None or loss_type == "bnpo" else torch.as_tensor(normalizer, device=mask.device)
+    loss = per_row.sum() / (total.clamp(min=1) * (max_completion_length if loss_type == "dr_grpo" else 1))
+    return loss, stats | {"loss": (loss.detach(), own / total.clamp(min=1))}  # the shares of a step add up to one
 
 
 def loss_normalizer(loss_type: str, rows: int | Tensor, tokens: int | Tensor) -> int | Tensor:
@@ -119,38 +135,6 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k3") -
     if estimator not in estimates:
         raise ValueError(f'kl_estimator = "{estimator}"; expected k1, k2 or k3')
     return estimates[estimator]
-
-
-def _clipped(ratio: Tensor, advantage: Tensor, low: float, high: float, delta: float | None) -> tuple[Tensor, dict]:
-    """PPO's pessimistic surrogate: the minimum, for both signs of A, takes away the profit of moving far."""
-    capped = ratio if delta is None else ratio.clamp(max=delta)
-    token_loss = -torch.min(capped * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
-    is_low, is_high = (ratio < 1 - low) & (advantage < 0), (ratio > 1 + high) & (advantage > 0)
-    shares = {"low_mean": is_low, "high_mean": is_high, "region_mean": is_low | is_high}
-    return token_loss, {f"clip_ratio/{name}": share for name, share in shares.items()}
-
-
-def _cispo(ratio: Tensor, logp: Tensor, advantage: Tensor, cap: float | None) -> tuple[Tensor, dict]:
-    """REINFORCE with a capped weight: a token far away is weighted less, but keeps its gradient."""
-    if cap is None:
-        raise ValueError('loss_type = "cispo" needs epsilon_high, the absolute cap of the ratio, such as 5.0')
-    token_loss = -ratio.clamp(max=cap).detach() * advantage * logp
-    return token_loss, {"cispo_clip_ratio": (ratio > cap) & (advantage > 0)}
-
-
-def _average(token_loss: Tensor, mask: Tensor, loss_type: str, length: int | None, normalizer: float | None) -> Pair:
-    """The averaged loss, and this batch's share of the normaliser (the shares of a step add up to one)."""
-    if loss_type not in ("grpo", "dapo", "bnpo", "dr_grpo", "cispo"):
-        raise ValueError(f'loss_type = "{loss_type}"; expected grpo, dapo, bnpo, dr_grpo or cispo')
-    if loss_type == "dr_grpo" and not length:
-        raise ValueError('loss_type = "dr_grpo" divides by max_completion_length; expected a number of tokens')
-    per_row = (token_loss * mask).sum(1)  # a (B, 1) token loss counts once per token of its row
-    if loss_type == "grpo":
-        per_row = per_row / mask.sum(1).clamp(min=1)
-    own = torch.as_tensor(loss_normalizer(loss_type, len(mask), mask.sum()), device=mask.device)
-    total = own if normalizer is None or loss_type == "bnpo" else torch.as_tensor(normalizer, device=mask.device)
-    loss = per_row.sum() / (total.clamp(min=1) * (length if loss_type == "dr_grpo" else 1))
-    return loss, own / total.clamp(min=1)
 
 
 def _pair(values: Tensor, counted: Tensor) -> Pair:

@@ -25,17 +25,12 @@ from model.qwen2 import Qwen2
 from model.weights import load_model
 
 
-def choose_device(name: str) -> torch.device:
-    """ "auto" is cuda if there is one, else cpu. Raises ValueError if cuda is asked for and missing."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError('model.device = "cuda", but torch sees no CUDA device; use "auto" or "cpu"')
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
-
-
 def make_policy(config: ModelConfig, seed: int = 0) -> Qwen2:
     """The model of a [model] section: loaded or drawn at random, with its adapter loaded or new if it has one."""
-    device, dtype = choose_device(config.device), getattr(torch, config.dtype)
-    generator = derived_generator(seed, "weights")
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError('model.device = "cuda", but torch sees no CUDA device; use "auto" or "cpu"')
+    device = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
+    dtype, generator = getattr(torch, config.dtype), derived_generator(seed, "weights")
     if config.init == "load":
         model = load_model(config.path, dtype=dtype, device=device)
     else:
@@ -63,7 +58,12 @@ def train_stages(config: Config, pairs: list[list[list[Pair]]], log: Path) -> Pa
 
     pairs: for each stage and database, (prompt ids, completion ids). log: JSON lines, one in fifty steps.
     """
-    folder = Path(config.data.cache_dir) / f"sft-{stages_hash(config, pairs)}"
+    settings = asdict(config.model) | {"device": None, "gradient_checkpointing": None, "path": None, "adapter": None}
+    digest = hashlib.sha256(json.dumps([settings, [asdict(s) for s in config.sft], config.run.seed, pairs]).encode())
+    for source in filter(None, (config.model.path, config.model.adapter)):  # sizes and lora_alpha stand in *config.json
+        for file in sorted([*Path(source).glob("*.safetensors"), *Path(source).glob("*config.json")]):
+            digest.update(hashlib.sha256(file.read_bytes()).digest())
+    folder = Path(config.data.cache_dir) / f"sft-{digest.hexdigest()[:16]}"
     if not folder.is_dir():
         model = make_policy(config.model, config.run.seed)
         for index, stage in enumerate(config.sft):
@@ -78,13 +78,3 @@ def train_stages(config: Config, pairs: list[list[list[Pair]]], log: Path) -> Pa
             temporary.rename(folder)
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
-
-
-def stages_hash(config: Config, pairs: list[list[list[Pair]]]) -> str:
-    """Sixteen hex digits of everything that determines what the stages make."""
-    settings = asdict(config.model) | {"device": None, "gradient_checkpointing": None, "path": None, "adapter": None}
-    digest = hashlib.sha256(json.dumps([settings, [asdict(s) for s in config.sft], config.run.seed, pairs]).encode())
-    for source in filter(None, (config.model.path, config.model.adapter)):  # sizes and lora_alpha stand in *config.json
-        for file in sorted([*Path(source).glob("*.safetensors"), *Path(source).glob("*config.json")]):
-            digest.update(hashlib.sha256(file.read_bytes()).digest())
-    return digest.hexdigest()[:16]

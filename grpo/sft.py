@@ -36,13 +36,12 @@ def make_groups(pairs_by_database: list[list[Pair]], max_branches: int) -> list[
 
     Example: ([1, 2, 3], [9]), ([1, 2, 4], [8]) -> prefix [1, 2], branches [[3, 9], [4, 8]], question_lengths [1, 1]
     """
+    parts = [pairs[i : i + max_branches] for pairs in pairs_by_database for i in range(0, len(pairs), max_branches)]
     groups = []
-    for pairs in pairs_by_database:
-        for start in range(0, len(pairs), max_branches):
-            part = pairs[start : start + max_branches]
-            shared = common_prefix([prompt for prompt, _ in part])
-            branches = [prompt[shared:] + completion for prompt, completion in part]
-            groups.append(SftGroup(part[0][0][:shared], branches, [len(prompt) - shared for prompt, _ in part]))
+    for part in parts:
+        shared = common_prefix([prompt for prompt, _ in part])
+        branches = [prompt[shared:] + completion for prompt, completion in part]
+        groups.append(SftGroup(part[0][0][:shared], branches, [len(prompt) - shared for prompt, _ in part]))
     return groups
 
 
@@ -64,13 +63,11 @@ def sft_loss(model: Qwen2, groups: list[SftGroup], prompt_loss_weight: float) ->
     return -(weights * logprobs).sum() / weights.sum(), int((batch.mask & ~is_question).sum())
 
 
-def train_sft(
-    model: Qwen2, groups: list[SftGroup], stage: SftConfig, seed: int
-) -> Iterator[tuple[int, dict[str, float]]]:
-    """Train the model's trainable parameters on the groups, in place, one step each time the next value is asked for.
+def train_sft(model: Qwen2, groups: list[SftGroup], stage: SftConfig, seed: int) -> Iterator[tuple[int, dict]]:
+    """Train on the groups, in place, one step each time the next value is asked for; ValueError without groups.
 
     seed: of the order in which groups come; every pass over them is a new permutation. Yields (step, {"sft/loss",
-    "sft/grad_norm", "sft/learning_rate", "sft/num_tokens"}), `stage.max_steps` times. ValueError without groups.
+    "sft/grad_norm", "sft/learning_rate", "sft/num_tokens": float}), `stage.max_steps` times.
     """
     if not groups:
         raise ValueError("the SFT stage has no examples; lower its filters or give it databases")

@@ -13,7 +13,6 @@ import json
 import warnings
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,17 +73,13 @@ def rollout_metrics(
     return {name: float(value) for name, value in metrics.items()}
 
 
-def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Add one JSON object as a line, on disk when this returns. NaN and infinity, which JSON lacks, become null.
-
-    A silent null would hide what a reader must see: a warning names the keys and the step.
-    """
+def append_line(path: Path, record: dict) -> None:
+    """Add one JSON object as a line. NaN and infinity, which JSON lacks, become null, and a warning names the keys."""
     values = {key: json.dumps(value, ensure_ascii=False) for key, value in record.items()}
     clean = {key: json.loads(text, parse_constant=lambda nan: None) for key, text in values.items()}
     with path.open("a", encoding="utf-8", newline="\n") as file:
         file.write(json.dumps(clean, ensure_ascii=False) + "\n")
-    broken = [key for key, value in clean.items() if json.dumps(value, ensure_ascii=False) != values[key]]
-    if broken:
+    if broken := [key for key, value in clean.items() if json.dumps(value, ensure_ascii=False) != values[key]]:
         warnings.warn(f"{path.name}, step {record.get('step')}: not finite: {', '.join(broken)}", stacklevel=2)
 
 
@@ -95,7 +90,7 @@ def truncate_log(path: Path, step: int) -> None:
         write_text(path, "".join(line + "\n" for line in lines if json.loads(line)["step"] <= step))
 
 
-def format_line(record: dict[str, Any], total_steps: int) -> str:
+def format_line(record: dict, total_steps: int) -> str:
     """A step's line on the console. Example: step 3/40  reward 0.512  flat 0.31  length 24.1  grad 0.81  seconds 1.4"""
     fields = [text.format(record[name]) for name, text in SHOWN.items() if record.get(name) is not None]
     return "  ".join([f"step {record['step']}/{total_steps}", *fields])

@@ -8,11 +8,10 @@ A group whose advantages are all zero has no gradient (unless beta > 0), so it i
 count in the average, as in TRL. The metrics of the loss therefore speak of the groups that were scored.
 """
 
-import inspect
 import math
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +24,13 @@ from model.lora import adapter_disabled
 from model.qwen2 import Qwen2
 
 # What [grpo] and the loss both have, by the same names.
-LOSS_SETTINGS = inspect.signature(policy_loss).parameters.keys() & {field.name for field in fields(GrpoConfig)}
+LOSS_SETTINGS = ["loss_type", "epsilon", "epsilon_high", "delta", "beta", "kl_estimator", "use_bias_correction_kl"]
+LOSS_SETTINGS += ["importance_sampling_level", "importance_sampling_cap", "max_completion_length"]
 
 
 @dataclass
 class MicroBatch:
-    """Some groups of the step, ready for the model; what is frozen in the first iteration is kept here."""
+    """Some groups of the step, ready for the model, with what stays frozen during its iterations."""
 
     tree: TreeBatch
     mask: Tensor  # (B, S) tokens that count: the tree's, less truncated completions where they are left out
@@ -55,19 +55,28 @@ def update_policy(
     advantages: (Q, G). vocab_size: as in sampling. reference: the frozen policy of the KL term; the model itself means
     the model without its adapter. Returns {TRL metric name: (sum, count)} over all tokens and iterations.
     """
-    counted = ~(
-        rollouts.truncated & config.mask_truncated_completions
-    )  # (Q, G), after the advantages: they count there
+    # (Q, G). A masked completion leaves the loss only: its reward is in the group's advantages already.
+    counted = ~(rollouts.truncated & config.mask_truncated_completions)
     normalizer = loss_normalizer(config.loss_type, counted.numel(), int((rollouts.lengths * counted).sum()))
+    settings = {name: getattr(config, name) for name in LOSS_SETTINGS} | {"normalizer": normalizer}
+    scoring = {"temperature": config.temperature, "vocab_size": vocab_size}
     device, parts = model.model.embed_tokens.weight.device, micro_batches(advantages, config)
     batches = [make_micro_batch(rollouts.select(part), advantages[part], counted[part], device) for part in parts]
+    if config.beta:
+        with torch.no_grad(), adapter_disabled(model) if reference is model else nullcontext():
+            for batch in batches:
+                batch.ref_logprobs = score(reference, batch.tree, **scoring)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     totals: dict[str, Pair] = {}
     for _ in range(config.num_iterations):
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)  # not None: Adam steps on, whether or not there is a signal
         for batch in batches:
-            loss, stats = micro_batch_loss(model, batch, config, normalizer, vocab_size, reference)
+            logprobs = score(model, batch.tree, **scoring)
+            if batch.old_logprobs is None:
+                batch.old_logprobs = logprobs.detach()
+            others = {"ref_logprobs": batch.ref_logprobs, "sampling_logprobs": batch.sampling_logprobs}
+            loss, stats = policy_loss(logprobs, batch.old_logprobs, batch.advantages, batch.mask, **others, **settings)
             (loss / len(batches) if config.loss_type == "bnpo" else loss).backward()
             add_pairs(totals, stats)
         norm = torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
@@ -89,23 +98,6 @@ def make_micro_batch(rollouts: Rollouts, advantages: Tensor, counted: Tensor, de
     logprobs = torch.tensor([p for group in rollouts.logprobs for row in group for p in row], device=device)
     sampling_logprobs = torch.zeros(mask.shape, device=device).masked_scatter(tree.mask, logprobs)
     return MicroBatch(tree, mask, advantages.flatten().to(device), sampling_logprobs)
-
-
-def micro_batch_loss(
-    model: Qwen2, batch: MicroBatch, config: GrpoConfig, normalizer: int, vocab_size: int | None, reference
-) -> tuple[Tensor, dict[str, Pair]]:
-    """Score a micro-batch and compute its share of the step's loss; freezes old and reference log-probabilities."""
-    scoring = {"temperature": config.temperature, "vocab_size": vocab_size}
-    if config.beta and batch.ref_logprobs is None:
-        base = adapter_disabled(model) if reference is model else nullcontext()
-        with torch.no_grad(), base:
-            batch.ref_logprobs = score(reference, batch.tree, **scoring)
-    logprobs = score(model, batch.tree, **scoring)
-    if batch.old_logprobs is None:
-        batch.old_logprobs = logprobs.detach()
-    others = {"ref_logprobs": batch.ref_logprobs, "sampling_logprobs": batch.sampling_logprobs}
-    settings = {name: getattr(config, name) for name in LOSS_SETTINGS} | {"normalizer": normalizer}
-    return policy_loss(logprobs, batch.old_logprobs, batch.advantages, batch.mask, **others, **settings)
 
 
 def add_pairs(totals: dict[str, Pair], pairs: dict[str, Pair]) -> None:

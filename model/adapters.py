@@ -21,18 +21,13 @@ from model.weights import read_tensors
 IGNORED = {"base_model_name_or_path", "revision", "task_type", "inference_mode", "lora_dropout", "peft_version"}
 IGNORED |= {"auto_mapping", "megatron_core", "qalora_group_size", "r", "lora_alpha", "target_modules", "use_rslora"}
 FIXED = {"peft_type": ("LORA",), "bias": ("none",), "init_lora_weights": (True, False, None, "gaussian")}
-
-
-def stored_name(parameter: str) -> str:
-    """PEFT's name: `model.norm.lora_A` is stored as `base_model.model.model.norm.lora_A.weight`."""
-    return f"base_model.model.{parameter}.weight"
+STORED = "base_model.model.{}.weight"  # model.norm.lora_A is stored as base_model.model.model.norm.lora_A.weight
 
 
 def load_adapter(model: Qwen2, folder: str | Path) -> None:
-    """Put a saved adapter on the model, in place; the base weights stay as they are.
+    """Put a saved adapter on the model, in place, or raise CheckpointError before anything is changed.
 
-    Raises CheckpointError, before anything is changed, if the adapter does not fit this model or is of another kind.
-    Worked value: r 8, lora_alpha 16 gives the scaling 2, with use_rslora 16 / sqrt(8) = 5.657.
+    Example: r 8, lora_alpha 16 gives the scaling 2, with use_rslora 16 / sqrt(8) = 5.657
     """
     file = Path(folder) / "adapter_config.json"
     raw = read_json(file)
@@ -42,7 +37,7 @@ def load_adapter(model: Qwen2, folder: str | Path) -> None:
         empty = value is None or value is False or value in ({}, [], "")
         if key not in FIXED and key not in IGNORED and not empty:
             raise mismatch(file, key, "nothing: plain LoRA only", repr(value))
-    r, alpha = positive(file, raw, "r", int), positive(file, raw, "lora_alpha", (int, float))
+    r, alpha = positive(file, raw, "r", int), positive(file, raw, "lora_alpha")
     paths = LINEAR_NAMES if raw.get("target_modules") == "all-linear" else raw.get("target_modules")
     kinds = {str(path).rsplit(".", 1)[-1] for path in paths} if isinstance(paths, (list, tuple)) else set()
     layers = {name: layer for name, layer in model.named_modules() if name.rsplit(".", 1)[-1] in kinds}
@@ -50,31 +45,25 @@ def load_adapter(model: Qwen2, folder: str | Path) -> None:
     if not kinds or not kinds <= set(LINEAR_NAMES) or not covered:
         wanted = f"names that cover every layer, out of {', '.join(LINEAR_NAMES)}"
         raise mismatch(file, "target_modules", wanted, repr(raw.get("target_modules")))
-    shapes = {stored_name(f"{name}.lora_A"): (r, layer.in_features) for name, layer in layers.items()}
-    shapes |= {stored_name(f"{name}.lora_B"): (layer.out_features, r) for name, layer in layers.items()}
+    shapes = {STORED.format(f"{name}.lora_A"): (r, layer.in_features) for name, layer in layers.items()}
+    shapes |= {STORED.format(f"{name}.lora_B"): (layer.out_features, r) for name, layer in layers.items()}
     tensors = read_tensors([file.with_name("adapter_model.safetensors")], shapes, {}, torch.float32, "cpu")
-    own = torch.Generator()  # so that loading draws no number from the run's
-    add_lora(model, r, alpha, sorted(kinds), bool(raw.get("use_rslora")), own)
-    with torch.no_grad():
-        for name, parameter in lora_parameters(model).items():
-            parameter.copy_(tensors[stored_name(name)])
+    add_lora(model, r, alpha, sorted(kinds), bool(raw.get("use_rslora")), torch.Generator())  # not the run's generator
+    model.load_state_dict({name: tensors[STORED.format(name)] for name in lora_parameters(model)}, strict=False)
 
 
 def save_adapter(model: Qwen2, folder: str | Path, base_model_name: str = "") -> None:
-    """Write the model's adapter, float32, each file atomically; `base_model_name` tells PEFT what it belongs to.
-
-    The scaling is written as lora_alpha = scaling * r, rank-stabilised or not. Raises ValueError if there is none.
-    """
+    """Write the model's adapter, float32, each file atomically; `base_model_name` tells PEFT what it belongs to."""
     layers = dict(lora_modules(model))
     if not layers:
         raise ValueError("the model has no LoRA adapter to save; expected add_lora or load_adapter before")
     first = next(iter(layers.values()))
-    r, alpha = len(first.lora_A), first.scaling * len(first.lora_A)
+    r, alpha = len(first.lora_A), first.scaling * len(first.lora_A)  # alpha / r is the scaling, rslora or not
     settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base_model_name or None}
     settings |= {"r": r, "lora_alpha": alpha if alpha % 1 else int(alpha), "use_rslora": False, "lora_dropout": 0.0}
     kinds = {name.rsplit(".", 1)[-1] for name in layers}
     settings |= {"target_modules": sorted(kinds), "bias": "none", "inference_mode": True}
-    tensors = {stored_name(name): p.detach().cpu().contiguous() for name, p in lora_parameters(model).items()}
+    tensors = {STORED.format(name): p.detach().cpu().contiguous() for name, p in lora_parameters(model).items()}
     with replacing(Path(folder) / "adapter_model.safetensors") as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"})
     write_text(Path(folder) / "adapter_config.json", json.dumps(settings, indent=2) + "\n")

@@ -41,9 +41,8 @@ def visible_keys(
 ) -> Tensor | None:
     """The rule for whole rows as a mask over [prompt keys, own keys]: booleans (B, 1, T, P + T), True where visible.
 
-    padding_mask: (B, T) with 1 at real tokens, padding on either side; for rows without a prompt.
-    row_prompt: (B,) which of the prompts, right-padded to a width P, each row sees.
-    None stands for plain causality. Where no prompt is padded, the mask is the causal bias that flash kernels know.
+    Rows without a prompt may have a padding_mask (B, T), 1 at real tokens, padding on either side; rows with one say in
+    row_prompt (B,) which. None is plain causality; where no prompt is padded, a causal bias that flash kernels know.
     Example: T = 2, prompts of length 1 and 2, the row sees the first -> [[1, 0, 1, 0], [1, 0, 1, 1]]
     """
     if padding_mask is None and prompt is None:
@@ -55,9 +54,8 @@ def visible_keys(
     if padding_mask is not None:
         # A padding query would have nothing to look at and give NaN: it may look at itself; nobody reads it.
         return own & padding_mask.bool()[:, None, None, :] | torch.eye(num_queries, dtype=torch.bool, device=device)
-    of_prompt = torch.arange(prompt.width, device=device) < prompt.lengths[row_prompt, None]  # (B, P)
-    of_prompt = of_prompt[:, None, None, :].expand(-1, -1, num_queries, -1)
-    return torch.cat([of_prompt, own.expand(len(row_prompt), 1, -1, -1)], dim=-1)
+    of_prompt = torch.arange(prompt.width, device=device) < prompt.lengths[row_prompt, None, None, None]  # (B, 1, 1, P)
+    return torch.cat([of_prompt.expand(-1, -1, num_queries, -1), own.expand(len(row_prompt), 1, -1, -1)], dim=-1)
 
 
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, view: View, layer: int) -> Tensor:

@@ -24,10 +24,9 @@ class PromptCache:
 
 
 class RowCache:
-    """The sampled tokens' keys and values, preallocated for `capacity` tokens a row; never differentiable."""
+    """The sampled tokens' keys and values, preallocated as `shape` (B, K, capacity, E); never differentiable."""
 
     def __init__(self, num_layers: int, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device):
-        """shape: (B, K, capacity, E)."""
         self.layers = [torch.empty((2, *shape), dtype=dtype, device=device).unbind() for _ in range(num_layers)]
         self.length = 0  # tokens written so far, the same for every row
 

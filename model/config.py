@@ -1,10 +1,9 @@
 """The shape of a Qwen2 decoder, read from a Hugging Face config.json and written back.
 
 Idea: a config key that changes the function is either understood or refused, never skipped: a sliding window or a YaRN
-scaling that is read as nothing still gives fluent, wrong logits. Both spellings are read, the published one
-(`rope_theta`, `torch_dtype`) and that of transformers 5 (`rope_parameters`, `dtype`); the published one is written.
-Departures from transformers: windows and scaled rotary embeddings are refused, and so is a missing `rope_theta`,
-`rms_norm_eps` or `num_key_value_heads` (filled in silently there). The stored dtype decides nothing.
+scaling that is read as nothing still gives fluent, wrong logits. Departure from transformers: a missing `rope_theta`,
+`rms_norm_eps` or `num_key_value_heads` is refused too. The published spelling (`rope_theta`, `torch_dtype`) and that of
+transformers 5 (`rope_parameters`, `dtype`) are read, the published one is written; the stored dtype decides nothing.
 """
 
 import json
@@ -74,36 +73,16 @@ def write_text(file: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
-def positive(file: Path, raw: dict, key: str, kind: type | tuple, default: object = None) -> float:
+def positive(file: Path, raw: dict, key: str, kind: type | tuple = (int, float), default: object = None) -> float:
     """`raw[key]` as a positive number of that kind; null counts as absent, and a bool is no number."""
     value = default if raw.get(key) is None else raw[key]
-    if value is None:
-        raise mismatch(file, key, "a value (there is no safe default)", "nothing")
     if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < float("inf"):
         raise mismatch(file, key, f"a positive {'whole ' * (kind is int)}number", repr(value))
     return value
 
 
-def _rope_theta(file: Path, raw: dict) -> float:
-    """The rotary base, from the top level or `rope_parameters`/`rope_scaling`; real scaling is refused."""
-    places = [raw]
-    for key in ("rope_parameters", "rope_scaling"):
-        section = raw.get(key) or {}
-        if not isinstance(section, dict) or PLAIN_ROPE | section | {"rope_theta": None} != PLAIN_ROPE:
-            raise mismatch(file, key, "a rope_theta and the type 'default', nothing else", section)
-        places.append(section)
-    given = [place for place in places if place.get("rope_theta") is not None]
-    thetas = {float(positive(file, place, "rope_theta", (int, float))) for place in given}
-    if len(thetas) != 1:
-        raise mismatch(file, "rope_theta", "one value (there is no safe default)", sorted(thetas) or "nothing")
-    return thetas.pop()
-
-
 def config_from_json(folder: str | Path) -> Qwen2Config:
-    """Read `folder/config.json`, which has the keys of transformers' Qwen2Config, or raise CheckpointError.
-
-    Worked value: hidden_size 64 with 4 heads and no `head_dim` gives head_dim 16.
-    """
+    """Read `folder/config.json` or raise CheckpointError. Example: hidden_size 64, 4 heads, no `head_dim` -> 16"""
     file = Path(folder) / "config.json"
     if not file.is_file():
         raise mismatch(file, "folder", "a Hugging Face model folder (download it first)", "no config.json")
@@ -125,9 +104,16 @@ def config_from_json(folder: str | Path) -> Qwen2Config:
     tied = raw.get("tie_word_embeddings", False)  # transformers' default; weights.py catches a wrong guess
     if not isinstance(tied, bool):
         raise mismatch(file, "tie_word_embeddings", "true or false", repr(tied))
-    eps, theta = float(positive(file, raw, "rms_norm_eps", (int, float))), _rope_theta(file, raw)
-    length = positive(file, raw, "max_position_embeddings", int, default=32_768)
-    return Qwen2Config(*sizes.values(), head_dim, eps, theta, tied, length)
+    places = [raw]  # where the rotary base may stand
+    for key in ("rope_parameters", "rope_scaling"):
+        places.append(raw.get(key) or {})
+        if not isinstance(places[-1], dict) or PLAIN_ROPE | places[-1] | {"rope_theta": None} != PLAIN_ROPE:
+            raise mismatch(file, key, "a rope_theta and the type 'default', nothing else", places[-1])
+    thetas = {float(positive(file, place, "rope_theta")) for place in places if place.get("rope_theta") is not None}
+    if len(thetas) != 1:
+        raise mismatch(file, "rope_theta", "one value (there is no safe default)", sorted(thetas) or "nothing")
+    eps, length = positive(file, raw, "rms_norm_eps"), positive(file, raw, "max_position_embeddings", int, 32_768)
+    return Qwen2Config(*sizes.values(), head_dim, float(eps), thetas.pop(), tied, length)
 
 
 def config_to_json(config: Qwen2Config, dtype: str = "float32") -> str:

@@ -56,23 +56,19 @@ def add_lora(
     """Freeze the model and give every linear layer that is named in `target_modules` an adapter, in place.
 
     The scaling is alpha / r, with `rslora` alpha / sqrt(r) (arXiv:2312.03732). The generator is for A; B is zero.
-    Raises ValueError if a target names no linear layer of the decoder, or the model already has an adapter.
-    Worked value: r = 8, alpha = 16 gives the scaling 2; a (64, 32) layer gains 8 * 32 + 64 * 8 = 768 parameters.
+    Example: r = 8, alpha = 16 gives the scaling 2; a (64, 32) layer gains 8 * 32 + 64 * 8 = 768 parameters.
     """
     if any(lora_modules(model)):
         raise ValueError("the model already has a LoRA adapter; merge it (merge_lora) before adding another")
-    layers = model.model.layers
-    linears = [(name, module) for name, module in layers.named_modules() if isinstance(module, nn.Linear)]
-    known = {name.rsplit(".", 1)[-1] for name, _ in linears}
-    unknown = sorted(set(target_modules) - known)
+    unknown = sorted(set(target_modules) - set(LINEAR_NAMES))
     if unknown or not target_modules:
-        expected = f"no linear layer named {unknown}; expected some of {sorted(known)}"
+        expected = f"no linear layer named {unknown}; expected some of {', '.join(LINEAR_NAMES)}"
         raise ValueError(f"lora_target_modules = {list(target_modules)}: {expected}")
     model.requires_grad_(False)
     scaling = alpha / math.sqrt(r) if rslora else alpha / r
-    for name, linear in linears:
+    for name, module in list(model.named_modules()):
         if name.rsplit(".", 1)[-1] in target_modules:
-            layers.set_submodule(name, LoRALinear(linear, r, scaling, generator))
+            model.set_submodule(name, LoRALinear(module, r, scaling, generator))
 
 
 def lora_modules(model: nn.Module) -> Iterator[tuple[str, LoRALinear]]:
@@ -88,13 +84,12 @@ def lora_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 @contextmanager
 def adapter_disabled(model: nn.Module) -> Iterator[None]:
     """The base model inside the `with`: the reference policy of a run whose adapter started at zero."""
-    layers = [module for _, module in lora_modules(model)]
-    for layer in layers:
+    for _, layer in lora_modules(model):
         layer.enabled = False
     try:
         yield
     finally:
-        for layer in layers:
+        for _, layer in lora_modules(model):
             layer.enabled = True
 
 

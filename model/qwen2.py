@@ -1,8 +1,6 @@
 """The Qwen2 decoder (arXiv:2407.10671), whole before parts. Parameter names are Hugging Face's.
 
-Pre-norm residual blocks: x + attention(norm(x)), then x + mlp(norm(x)); RMSNorm, rotary positions, grouped-query
-attention with biases on q, k and v only, SwiGLU, an output head that may share the embedding.
-
+Pre-norm residual blocks: RMSNorm, rotary positions, grouped-query attention with biases on q, k and v only, SwiGLU.
 One stack of layers serves everything: `prefill` runs the prompts and keeps their keys and values, `extend` runs whole
 rows that branch from them (scoring, training), `step` adds one token to every row (sampling), and a plain call runs
 rows that have no prompt. What differs is only the `View`: who may see whom.
@@ -154,8 +152,7 @@ class RMSNorm(nn.Module):
 
     def __init__(self, size: int, eps: float):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
+        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D), same dtype."""
@@ -165,10 +162,9 @@ class RMSNorm(nn.Module):
 
 
 def rotary_angles(positions: Tensor, config: Qwen2Config) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotary embedding (arXiv:2104.09864 eq. 34), float32.
+    """Cosines and sines (B, 1, T, E/2), float32, at positions (B, T): a head's pair i turns by position / theta^(2i/E).
 
-    Pair i of a head turns by position / theta^(2i/E). positions (B, T) -> two tensors (B, 1, T, E/2), one angle a pair.
-    Example: E = 4, theta = 10,000, position 1 -> angles (1, 0.01)
+    arXiv:2104.09864 eq. 34. Example: E = 4, theta = 10,000, position 1 -> angles (1, 0.01)
     """
     exponents = torch.arange(0, config.head_dim, 2, device=positions.device).float() / config.head_dim
     angles = positions[:, None, :, None].float() / config.rope_theta**exponents
@@ -176,11 +172,7 @@ def rotary_angles(positions: Tensor, config: Qwen2Config) -> tuple[Tensor, Tenso
 
 
 def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn each pair (x[i], x[i + E/2]) by its angle: the split-half layout of Hugging Face's checkpoints.
-
-    x: (B, heads, T, E) -> the same shape and dtype; computed in x's dtype.
-    Example: the pair (1, 0) at angle 90 degrees becomes (0, 1)
-    """
+    """Turn each pair (x[i], x[i + E/2]) of (B, heads, T, E) by its angle. Example: (1, 0) at 90 degrees -> (0, 1)"""
     cos, sin = (part.to(x.dtype) for part in rotary)
-    first, second = x.chunk(2, dim=-1)
+    first, second = x.chunk(2, dim=-1)  # the split-half layout of Hugging Face's checkpoints
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)

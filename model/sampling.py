@@ -4,8 +4,8 @@ A row is prompt + completion. Its first query is the prompt's last token, so the
 and the same alignment serves training (grpo/batch.py): the input at step t predicts completion token t.
 
 The end-of-sequence token is part of the completion and has a log-probability like any other. The log-probabilities
-are those of the distribution that was sampled from: log_softmax(logits / temperature), in float32, over the ids that
-the tokenizer knows (published checkpoints have more embedding rows than tokens; a phantom id must never appear).
+are those of the distribution that was sampled from, in float32, over the ids that the tokenizer knows (published
+checkpoints have more embedding rows than tokens; a phantom id must never appear).
 """
 
 from dataclasses import dataclass
@@ -51,18 +51,13 @@ def generate(
     top_p: float = 1.0,
     generator: torch.Generator | None = None,
 ) -> Samples:
-    """Sample `num_generations` completions of each prompt (temperature 0: greedy).
+    """Sample `num_generations` completions of each of Q prompts (temperature 0: greedy); any of `eos_ids` ends one.
 
-    Args:
-        prompts: Q lists of token ids; ValueError if there is none, or an empty one.
-        eos_ids: every id that ends a completion.
-        vocab_size: ids from here on are never sampled.
-        top_k, top_p: cut the tail of the distribution; for evaluation (0 and 1.0 switch them off).
-        generator: a CPU generator; the only source of randomness, so a seed fixes the samples.
+    Ids from `vocab_size` on are never sampled; top_k and top_p cut the tail of the distribution, for evaluation. The
+    generator, a CPU one, is the only source of randomness: a seed fixes the samples.
     """
     if not prompts or not all(prompts):
-        lengths = [len(ids) for ids in prompts]
-        raise ValueError(f"prompts have lengths {lengths}; expected at least one prompt, each with at least one token")
+        raise ValueError(f"prompts have lengths {[*map(len, prompts)]}; expected at least one prompt, each with an id")
     device = model.model.embed_tokens.weight.device
     shape = (len(prompts) * num_generations, max_completion_length)
     prompt = model.prefill(*pad([ids[:-1] for ids in prompts], device))
@@ -71,12 +66,10 @@ def generate(
     past = RowCache(len(prompt.layers), (shape[0], keys.shape[1], shape[1], keys.shape[3]), keys.dtype, device)
     ends = torch.tensor(sorted(eos_ids), dtype=torch.long, device=device)
 
-    sampled = torch.zeros(shape, dtype=torch.long, device=device)
+    sampled = torch.full(shape, -1, device=device)  # -1: not sampled, and never an end
     logprobs, entropies = torch.zeros(shape, device=device), torch.zeros(shape, device=device)
-    done = torch.zeros(shape[0], dtype=torch.bool, device=device)
     alive = torch.arange(shape[0], device=device)  # the rows that are still computed, question-major
-    # A row's uniform numbers are drawn here, row after row: they depend neither on its neighbours' ends nor on how the
-    # questions are cut into batches.
+    # Drawn row after row: a row's numbers depend neither on its neighbours' ends nor on how questions are batched.
     uniform = torch.rand(shape, generator=generator, dtype=torch.float64).to(device)
     for t in range(max_completion_length):
         position = prompt.lengths.repeat_interleave(num_generations) + t
@@ -86,38 +79,35 @@ def generate(
         sampled[alive, t] = token
         logprobs[alive, t] = distribution.gather(1, token[:, None])[:, 0]
         entropies[alive, t] = torch.special.entr(distribution.exp()).sum(dim=-1)
-        done[alive] |= torch.isin(token, ends)
         if (t + 1) % CHECK_EVERY == 0:
-            open_groups = ~done[alive].view(-1, num_generations).all(dim=1)  # a group leaves as a whole
+            open_groups = ~torch.isin(sampled[alive], ends).any(dim=1).view(-1, num_generations).all(dim=1)
             if not open_groups.any():
                 break
-            if not open_groups.all():
+            if not open_groups.all():  # a group leaves as a whole
                 keep = open_groups.repeat_interleave(num_generations).nonzero()[:, 0]
                 alive, token = alive[keep], token[keep]
                 prompt = prompt.keep(open_groups.nonzero()[:, 0])
                 past.keep(keep)
-    return _as_samples(sampled, logprobs, entropies, done, ends, num_generations)
+    return _as_samples(sampled, logprobs, entropies, torch.isin(sampled, ends), num_generations)
 
 
-def _as_samples(sampled: Tensor, logprobs, entropies, done: Tensor, ends: Tensor, num_generations: int) -> Samples:
-    first_end = torch.isin(sampled, ends).int().argmax(dim=1)
-    lengths = torch.where(done, first_end + 1, sampled.shape[1]).tolist()
+def _as_samples(sampled: Tensor, logprobs, entropies, ended: Tensor, num_generations: int) -> Samples:
+    lengths = torch.where(ended.any(dim=1), ended.int().argmax(dim=1) + 1, sampled.shape[1]).tolist()
 
     def by_group(values: Tensor) -> list[list[list]]:  # (B, C) -> Q x G lists, each cut to its length
         rows = [row[:length] for row, length in zip(values.tolist(), lengths, strict=True)]
         return [rows[i : i + num_generations] for i in range(0, len(rows), num_generations)]
 
     entropy = [[sum(row) / len(row) for row in group] for group in by_group(entropies)]
-    return Samples(by_group(sampled), by_group(logprobs), done.view(-1, num_generations).tolist(), entropy)
+    return Samples(by_group(sampled), by_group(logprobs), ended.any(dim=1).view(-1, num_generations).tolist(), entropy)
 
 
 def sampled_distribution(logits: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> Tensor:
     """Log-probabilities (B, V) of what is sampled from: log_softmax(logits / temperature), its tail cut if asked.
 
-    Temperature 0, greedy decoding, leaves the logits as they are.
     Example: logits (log 4, log 1), temperature 2 -> probabilities (2/3, 1/3), since sqrt(4) : sqrt(1) is 2 : 1
     """
-    logits = logits / (temperature or 1)
+    logits = logits / (temperature or 1)  # 0, greedy decoding, leaves them as they are
     if top_k:
         logits = logits.masked_fill(logits < logits.topk(min(top_k, logits.shape[1])).values[:, -1:], float("-inf"))
     if top_p < 1:
@@ -129,12 +119,8 @@ def sampled_distribution(logits: Tensor, temperature: float, top_k: int = 0, top
 
 
 def draw(logprobs: Tensor, uniform: Tensor) -> Tensor:
-    """One id a row, (B,), by inverting the cumulative distribution of logprobs (B, V) at `uniform` (B,), in [0, 1).
-
-    uniform is float64: in float32 the tail of a large vocabulary rounds off.
-    Example: probabilities (0.5, 0.3, 0.2), uniform 0.6 -> 1
-    """
-    cumulative = logprobs.double().exp().cumsum(dim=-1)
+    """Ids (B,): cumulative p of logprobs (B, V), inverted at `uniform` (B,). Example: p = (0.5, 0.3, 0.2), 0.6 -> 1"""
+    cumulative = logprobs.double().exp().cumsum(dim=-1)  # in float32 the tail of a large vocabulary rounds off
     # right=True: the first id whose cumulative probability exceeds the target, never one of probability zero.
     token = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
     return token.clamp(max=logprobs.shape[1] - 1)[:, 0]

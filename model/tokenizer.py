@@ -1,13 +1,12 @@
 """Text to ids and back, and the ChatML conversation format, exactly as Hugging Face does them.
 
-The byte-pair encoder itself is the `tokenizers` library reading tokenizer.json. This file adds what a model folder says
-around it: which ids end a completion (every file that names one counts: Qwen's generation_config.json names two), the
-padding id, and how a conversation is written (ChatML): <|im_start|>role, line end, text, <|im_end|>, line end.
+The byte-pair encoder itself is the `tokenizers` library. This file adds what a model folder says around it: which ids
+end a completion (every file that names one counts: Qwen's generation_config.json names two), the padding id, and how a
+conversation is written: <|im_start|>role, line end, text, <|im_end|>, line end.
 
-Departure from transformers: there a chat template is a Jinja program that is run; here a template is *recognised*. Its
-text becomes a list of tokens (`template_tokens`), the model's own default system prompt is cut out, and the rest must
-equal one of three known programs that write plain ChatML. Anything else raises: a guess would train the model on a
-format that it has never seen. Control tokens in a text become control ids, as there: the prompt builder takes care.
+Departure from transformers: a chat template is a Jinja program, and here it is not run but *recognised*: its tokens,
+the model's own default system prompt cut out, must be those of one of three known programs. Anything else raises: a
+guess would train the model on a format that it has never seen. Control tokens in a text become control ids, as there.
 """
 
 import hashlib
@@ -57,12 +56,11 @@ class Tokenizer:
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def render_chat(self, messages: list[dict], add_generation_prompt: bool = True) -> str:
-        r"""Write a conversation in ChatML, as the folder's own template would.
+        r"""Write messages, dicts of a role (system, user, assistant) and a content, as the folder's own template would.
 
-        messages: dicts with a role ("system", "user" or "assistant") and a text content, nothing else. Without a
-        system message in front, the template's default system prompt, if it has one, is put there.
+        Without a system message in front, the template's default system prompt, if it has one, is put there.
         Raises CheckpointError for an unknown template, ValueError for messages it cannot write (tool calls).
-        Worked value (no default): "hi" of a user gives "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n".
+        Example, no default: "hi" of a user gives "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n".
         """
         default = default_system_prompt(self.template, self.folder)
         for message in messages or [{}]:
@@ -76,28 +74,25 @@ class Tokenizer:
 
 
 def template_tokens(template: str) -> list[str]:
-    r"""A Jinja template as a list of tokens in which spelling does not matter; [] if it prints text of its own.
+    r"""A Jinja template as a list of tokens in which spelling does not matter; [] if there is text between its tags.
 
     White space goes as under transformers' trim_blocks and lstrip_blocks; literals are decoded and marked with a
     leading ', added ones joined; `a.b` is read as `a['b']`.
-    Worked value: '{{- "a" + "\\n" + m.role }}' gives ["{{", "'a\n", "+", "m", "[", "'role", "]", "}}"].
+    Example: '{{- "a" + "\\n" + m.role }}' gives ["{{", "'a\n", "+", "m", "[", "'role", "]", "}}"].
     """
-    text = re.sub(r"\s*(\{[{%])-", r"\1", template.removesuffix("\n"))
-    text = re.sub(r"-([%}]\})\s*", r"\1", text)
-    text = re.sub(r"(\A|%\}\n)[ \t]+(?=\{%)", r"\1", text).replace("%}\n", "%}")
+    text = re.sub(r"\s*(\{[{%])-|-([%}]\})\s*", r"\1\2", template.removesuffix("\n"))
+    text = re.sub(r"(?:\A|(?<=%\})\n)(?:[ \t]+(?=\{%))?", "", text)
+    if re.sub(rf"\{{[{{%](?:{LITERAL}|[^'\"])*?[%}}]\}}", "", text, flags=re.DOTALL):  # not only tags
+        return []
     tokens: list[str] = []
-    inside = False
-    for word in re.findall(rf"{LITERAL}|\{{[{{%]|[%}}]\}}|\.?\w+|.", text, re.DOTALL):
-        if not inside and word not in ("{{", "{%"):
-            return []
-        inside = word not in ("}}", "%}")
-        if word[0] == "." and len(word) > 1:
+    for word in re.findall(rf"{LITERAL}|\{{[{{%]|[%}}]\}}|\.?\w+|\S", text, re.DOTALL):
+        if word[0] == ".":
             tokens += ["[", "'" + word[1:], "]"]
-        elif word[0] in "'\"" and len(word) > 1:  # decoded by Jinja's own rule
+        elif word[0] in "'\"":  # decoded by Jinja's own rule
             tokens.append("'" + word[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape", "replace"))
             if tokens[-2] == "+" and tokens[-3][0] == "'":
                 tokens[-3:] = [tokens[-3] + tokens[-1][1:]]
-        elif not word.isspace():
+        else:
             tokens.append(word)
     return tokens
 
@@ -105,22 +100,20 @@ def template_tokens(template: str) -> list[str]:
 def default_system_prompt(template: str, folder: Path) -> str:
     """The default system prompt in a recognised ChatML template, "" if it has none; else CheckpointError."""
     tokens = template_tokens(template)
-    found = (re.fullmatch(r"'<\|im_start\|>system\n(.+)<\|im_end\|>\n", token, re.DOTALL) for token in tokens)
-    default = next((match[1] for match in found if match), "")
-    if default:
-        tokens = [token.replace(default, "DEFAULT") for token in tokens]
+    found = re.search("\0'<\\|im_start\\|>system\n([^\0]+)<\\|im_end\\|>\n\0", "\0".join(tokens))
+    if found:
+        tokens = [token.replace(found[1], "DEFAULT") for token in tokens]
     known = tokens in (template_tokens(PLAIN_CHATML), template_tokens(DEFAULT_CHATML))
     if not known and hashlib.sha256("\0".join(tokens).encode()).hexdigest() != QWEN25_SHA256:
-        found = repr(template[:120]) if template else "none"
-        raise mismatch(folder / "tokenizer_config.json", "chat_template", "a ChatML template that we know", found)
-    return default
+        expected, given = "a ChatML template that we know", repr(template[:120])
+        raise mismatch(folder / "tokenizer_config.json", "chat_template", expected, given)
+    return found[1] if found else ""
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
     """Read a folder's tokenizer.json, tokenizer_config.json and, where present, the model's two config files.
 
-    Raises CheckpointError for an unreadable file, an added token that the files number differently, or no
-    end-of-sequence token. Worked value: Qwen2.5 has vocab_size 151665, pad_id 151643.
+    CheckpointError where they disagree or name no end token. Example: Qwen2.5 has vocab_size 151665, pad_id 151643
     """
     folder = Path(folder)
     file, settings = folder / "tokenizer.json", read_json(folder / "tokenizer_config.json")
@@ -158,9 +151,8 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
 def train_tokenizer(texts: Iterable[str], folder: str | Path, vocab_size: int) -> Tokenizer:
     """Learn a byte-level BPE from texts and write it as tokenizer.json and tokenizer_config.json (plain ChatML).
 
-    Ids 0, 1, 2 are <|endoftext|> (pad), <|im_start|> and <|im_end|> (eos), 3 to 258 the bytes, so that any text has
-    ids; then the merges, fewer than asked for when the texts run out of pairs. The same texts give the same bytes.
-    Chat markers in the texts would be learned as words. Raises ValueError under 259 ids.
+    Ids 0, 1, 2 are <|endoftext|> (pad), <|im_start|> and <|im_end|> (eos), 3 to 258 the bytes: any text has ids. Merges
+    follow, while the texts have pairs. The same texts give the same bytes; chat markers in them would become words.
     """
     if vocab_size < 259:
         raise ValueError(f"vocab_size = {vocab_size}; expected at least 259 (3 control tokens and 256 bytes)")
@@ -169,11 +161,8 @@ def train_tokenizer(texts: Iterable[str], folder: str | Path, vocab_size: int) -
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     backend.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=list(SPECIALS), initial_alphabet=alphabet, show_progress=False
-    )
-    backend.train_from_iterator(texts, trainer)
+    tokens = {"special_tokens": list(SPECIALS), "initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet())}
+    backend.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=vocab_size, show_progress=False, **tokens))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": SPECIALS[2], "pad_token": SPECIALS[0]}
     settings |= {"clean_up_tokenization_spaces": False, "chat_template": PLAIN_CHATML}
     write_text(Path(folder) / "tokenizer.json", backend.to_str(pretty=True))

@@ -1,10 +1,9 @@
 """Checkpoints in Hugging Face's layout, in and out: config.json and safetensors, one file or shards with an index.
 
 Idea: strict, both ways. Every tensor of the model is in the files and every tensor of the files is in the model, with
-the right shape, before a single number is read; transformers fills a missing bias with noise and goes on. The
-parameters exist once: the model is built without storage and takes the tensors over.
-
-A tied model has no `lm_head.weight`. Where a file holds one, an equal copy is dropped and a different one is refused.
+the right shape, before a single number is read; transformers fills a missing bias with noise and goes on. Only a tied
+model, which has no `lm_head.weight`, may find one: an equal copy is dropped, a different one refused. The parameters
+exist once: the model is built without storage and takes the tensors over.
 """
 
 from pathlib import Path, PureWindowsPath
@@ -22,10 +21,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def load_model(folder: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Qwen2:
-    """Load a Hugging Face Qwen2 folder (snapshots of its cache, which are symlinks, too) as `dtype` on `device`.
-
-    Raises CheckpointError for whatever would not compute what transformers computes.
-    """
+    """Load a Hugging Face Qwen2 folder; CheckpointError for whatever would not compute what transformers computes."""
     folder = Path(folder)
     with torch.device("meta"):
         model = Qwen2(config_from_json(folder))
@@ -40,10 +36,7 @@ def load_model(folder: str | Path, dtype: torch.dtype = torch.float32, device: s
 
 
 def save_model(model: Qwen2, folder: str | Path, dtype: torch.dtype | None = None) -> None:
-    """Write config.json and model.safetensors, each atomically, in `dtype` (default: as the model is).
-
-    The other files of a folder are the caller's to copy. Raises ValueError while a LoRA adapter is on the model.
-    """
+    """Write config.json and model.safetensors, nothing else, each atomically, in `dtype` (default: the model's own)."""
     if any(".lora_" in name for name in model.state_dict()):
         raise ValueError("the model has a LoRA adapter; expected merged weights (merge_lora), or use save_adapter")
     dtype = dtype or model.model.embed_tokens.weight.dtype
@@ -54,10 +47,7 @@ def save_model(model: Qwen2, folder: str | Path, dtype: torch.dtype | None = Non
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder: the single one, or the shards of its index, sorted.
-
-    A shard's name in the index must stay inside the folder; where a symlink leads is not asked.
-    """
+    """The safetensors files of a folder: the single one, or the shards of its index, sorted."""
     index = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").is_file() or not index.is_file():
         return [folder / "model.safetensors"]
@@ -65,7 +55,7 @@ def weight_files(folder: Path) -> list[Path]:
     if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
         raise mismatch(index, "weight_map", "tensor names with their files", shards)
     for tensor, name in shards.items():
-        path = PureWindowsPath(name)  # knows both kinds of slash, and drives
+        path = PureWindowsPath(name)  # knows both kinds of slash, and drives; a symlink may lead anywhere
         if path.anchor or ".." in path.parts:
             raise mismatch(index, tensor, "a file inside the folder", repr(name))
     return sorted({folder / name for name in shards.values()})

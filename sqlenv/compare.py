@@ -29,11 +29,9 @@ def compare_rows(gold_rows: list[tuple], pred_rows: list[tuple], *, ordered: boo
     if len(gold_rows) != len(pred_rows) or len(gold_rows[0]) != len(pred_rows[0]):
         return False
     gold, pred = canonical_rows(gold_rows), canonical_rows(pred_rows)
-    if gold == pred or (not ordered and Counter(gold) == Counter(pred)):
-        return True
     if ordered:  # position by position, so each column is matched on its own
         return Counter(zip(*gold, strict=True)) == Counter(zip(*pred, strict=True))
-    return _columns_match(gold, pred)
+    return Counter(gold) == Counter(pred) or _columns_match(gold, pred)
 
 
 def compare_rows_bird(gold_rows: list[tuple], pred_rows: list[tuple]) -> bool:
@@ -93,11 +91,9 @@ def _columns_match(gold_rows: list[tuple], pred_rows: list[tuple]) -> bool:
             if pred_bags[candidate] == gold_bags[column] and pred[candidate] not in tried and budget > 0:
                 tried.add(pred[candidate])
                 budget -= 2 * len(gold_rows)
-                left, right = (
-                    zip(gold_labels, gold[column], strict=True),
-                    zip(pred_labels, pred[candidate], strict=True),
-                )
-                if place(position + 1, [other for other in free if other != candidate], list(left), list(right)):
+                left = list(zip(gold_labels, gold[column], strict=True))
+                right = list(zip(pred_labels, pred[candidate], strict=True))
+                if place(position + 1, [other for other in free if other != candidate], left, right):
                     return True
         return False
 

@@ -34,9 +34,7 @@ def load_examples(source: str | Path, split: str, *, folder: Path | None = None,
     """The examples of one split ("sft", "train", "val" or "test") of a source: "synthetic", or a Spider folder.
 
     `folder` is where synthetic databases are made or found, `synthetic` the other arguments of make_split.
-
-    Raises:
-        ValueError: an unknown split, or a folder that is not Spider's.
+    Raises ValueError for an unknown split, or a folder that is not Spider's.
     Example: load_examples("synthetic", "val", folder=Path("data"), num_databases=100, questions_per_database=4, seed=0)
     """
     if split not in ("sft", "train", "val", "test"):
@@ -53,22 +51,17 @@ def load_examples(source: str | Path, split: str, *, folder: Path | None = None,
 
 
 def load_spider(folder: str | Path, split: str) -> list[Example]:
-    """Spider's "train" or "dev" questions that can be scored; prints how many were left out and why.
-
-    Raises:
-        ValueError: the folder is not Spider's, or nothing in it can be used.
-    """
+    """Spider's "train" or "dev" questions that can be scored (ValueError if none); prints how many cannot and why."""
     path = Path(folder) / {"train": "train_spider.json", "dev": "dev.json"}[split]
     if not path.is_file():
         raise ValueError(f"{path} not found; expected a Spider folder: train_spider.json, dev.json, database/")
     examples, left_out = [], Counter()
     for row in json.loads(path.read_text(encoding="utf-8")):
-        name = row["db_id"]
-        database = path.parent / "database" / name / f"{name}.sqlite"
+        database = path.parent / "database" / row["db_id"] / f"{row['db_id']}.sqlite"
         if reason := _why_not(database, row["query"], training=split == "train"):
             left_out[reason] += 1
         else:
-            examples.append(Example(row["question"].strip(), row["query"], name, database))
+            examples.append(Example(row["question"].strip(), row["query"], row["db_id"], database))
     counts = ", ".join(f"{count} {reason}" for reason, count in sorted(left_out.items())) or "none"
     print(f"{path.name}: {len(examples)} questions kept; left out: {counts}")
     if not examples:

@@ -1,16 +1,13 @@
 """The prompt of a question: chat messages made from the database and the question, never from the gold.
 
-    [system: the config's text, if any]
+    [system: the config's text, if any: the dialect, "answer in one ```sql block"]
     user:  <schema>
            evidence: <hint>          (only if the example has one)
            question: <question>
 
-The schema comes first, so that the questions of one database share a long token prefix. What a real model must be told
-(the dialect, "answer in one ```sql block") is the config's system text.
-
-A question or a database may contain text like <|im_end|>, which the tokenizer would encode as that control token. So
-every `<|` of the user message becomes `< |`: as readable, but a name or value that really contains `<|` can then not
-be copied (no database of Spider has one in its schema).
+The schema comes first, so that the questions of one database share a long token prefix. Text like <|im_end|> in it or
+in a question would be encoded as that control token. So every `<|` of the user message becomes `< |`: as readable, but
+a name or value that really contains `<|` can then not be copied (no database of Spider has one in its schema).
 """
 
 from functools import lru_cache
@@ -20,13 +17,10 @@ from sqlenv.datasets import Example
 from sqlenv.schema import read_schema, render_schema
 
 
-def build_messages(
-    example: Example, *, style: str = "compact", system: str = "", sample_values: int = 0
-) -> list[dict[str, str]]:
+def build_messages(example: Example, *, style: str = "compact", system: str = "", sample_values: int = 0) -> list[dict]:
     """Chat messages [{"role", "content"}] that ask for the example's SQL; its gold and target are not looked at.
 
     `style` and `sample_values` are render_schema's; no `system` text, no system message.
-
     Example: question "list every x", a database with `CREATE TABLE a (x INTEGER PRIMARY KEY)` ->
         [{"role": "user", "content": "table a ( x integer key )\\nquestion: list every x"}]
     """

@@ -12,13 +12,10 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sqlenv.compare import compare_rows, compare_rows_bird, has_top_level_order_by
 from sqlenv.database import GOLD_MAX_OPS, SqlResult, candidate_budget, run_gold, run_sql
-
-if TYPE_CHECKING:
-    from sqlenv.datasets import Example
+from sqlenv.datasets import Example
 
 _SQL_BLOCK = re.compile(r"```sql\b(.*?)```", re.DOTALL | re.IGNORECASE)
 
@@ -62,12 +59,12 @@ def extract_sql(completion: str) -> str:
     return (blocks[-1] if blocks else completion).strip()
 
 
-def score_completion(example: "Example", completion: str) -> Verdict:
+def score_completion(example: Example, completion: str) -> Verdict:
     """score_sql of the SQL in a completion."""
     return score_sql(example.database, example.gold, extract_sql(completion))
 
 
-def sql_reward(example: "Example", completion: str, result: Verdict, metric: str = "spider") -> dict[str, float]:
+def sql_reward(example: Example, completion: str, result: Verdict, metric: str = "spider") -> dict[str, float]:
     """The unweighted parts of the reward, each 0.0 or 1.0.
 
     correct: rows match under `metric`. executes: they do not, but it runs and reads a table (`SELECT 1` does not).
@@ -92,8 +89,6 @@ def check_reward(fn: Callable, name: str) -> None:
 
     Raises ValueError with its name if it raises, or returns anything but {part name: finite number}.
     """
-    from sqlenv.datasets import Example
-
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "shop.sqlite"
         with closing(sqlite3.connect(path)) as connection:

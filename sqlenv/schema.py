@@ -61,15 +61,16 @@ def quote_identifier(name: str) -> str:
 def read_schema(database: str | Path) -> Schema:
     """Read tables, columns, types, primary and foreign keys of a SQLite file, which is never written to.
 
-    Raises:
-        ValueError: the file is missing, empty or not a SQLite database.
-    Example:
-        a file with `CREATE TABLE a (x INTEGER PRIMARY KEY)` -> tables (Table("a", (("x", "INTEGER"),), ("x",)),)
+    Raises ValueError if the file is missing, empty or not a SQLite database.
+    Example: a file with `CREATE TABLE a (x INTEGER PRIMARY KEY)` -> tables (Table("a", (("x", "INTEGER"),), ("x",)),)
     """
     with closing(_connect(database)) as connection:
-        tables = _read_tables(connection)
-        by_name = {table.name.lower(): table for table in tables}  # SQLite ignores case in names
-        tables = [replace(table, foreign_keys=_foreign_keys(connection, table.name, by_name)) for table in tables]
+        rows = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table' ORDER BY rowid").fetchall()
+        virtual = {name for name, sql in rows if re.match(r"\s*CREATE\s+VIRTUAL", sql or "", re.IGNORECASE)}
+        hidden = virtual | {f"{name}_{suffix}" for name in virtual for suffix in _SHADOW}
+        names = [name for name, _ in rows if name not in hidden and not name.lower().startswith("sqlite_")]
+        bare = {name.lower(): _read_table(connection, name) for name in names}  # SQLite ignores case in names
+        tables = [replace(table, foreign_keys=_foreign_keys(connection, table.name, bare)) for table in bare.values()]
     return Schema(Path(database), tuple(tables))
 
 
@@ -94,19 +95,12 @@ def _connect(database: str | Path) -> sqlite3.Connection:
     return connection
 
 
-def _read_tables(connection: sqlite3.Connection) -> list[Table]:
-    """The tables, still without foreign keys: those need the columns of all."""
-    rows = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table' ORDER BY rowid").fetchall()
-    virtual = {name for name, sql in rows if re.match(r"\s*CREATE\s+VIRTUAL", sql or "", re.IGNORECASE)}
-    hidden = virtual | {f"{name}_{suffix}" for name in virtual for suffix in _SHADOW}
-    tables = []
-    for table in [name for name, _ in rows if name not in hidden and not name.lower().startswith("sqlite_")]:
-        # table_xinfo, not table_info: generated columns can be queried too.
-        found = connection.execute("SELECT name, type, pk FROM pragma_table_xinfo(?)", (table,)).fetchall()
-        columns = tuple((name, " ".join((kind or "").split())) for name, kind, _ in found)
-        primary = sorted((place, name) for name, _, place in found if place)
-        tables.append(Table(table, columns, tuple(name for _, name in primary)))
-    return tables
+def _read_table(connection: sqlite3.Connection, table: str) -> Table:
+    """One table with its generated columns (hence table_xinfo), without foreign keys: those need all tables."""
+    found = connection.execute("SELECT name, type, pk FROM pragma_table_xinfo(?)", (table,)).fetchall()
+    columns = tuple((name, " ".join((kind or "").split())) for name, kind, _ in found)
+    primary = sorted((place, name) for name, _, place in found if place)
+    return Table(table, columns, tuple(name for _, name in primary))
 
 
 def _foreign_keys(connection: sqlite3.Connection, table: str, by_name: dict[str, Table]) -> tuple[ForeignKey, ...]:

@@ -98,6 +98,7 @@ BAD = {
     "sft.0.sloppy=1.5": "sft.0.sloppy = 1.5; expected at least 0 and at most 1",
     "model.path=''": 'model.path is empty; expected a Hugging Face folder, or init = "random"',
     "model.init=random": 'model.path = "start"; expected "" with init = "random"',
+    "model.dtype=bfloat16": 'model.dtype = "bfloat16" with lora_r = 0; expected float32, or lora_r > 0',
     "model.num_key_value_heads=3": "model.num_attention_heads = 4; expected a divisor of hidden_size = 128",
     "grpo.top_p=0.9": "grpo.top_p = 0.9, top_k = 0; expected 1.0 and 0 in training",
     "grpo.top_k=50": "grpo.top_p = 1.0, top_k = 50; expected 1.0 and 0 in training",
@@ -121,6 +122,15 @@ def test_an_adapter_on_a_random_base_is_refused_because_the_base_is_saved_nowher
     for override in ("model.lora_r=4", "model.adapter=folder"):
         with pytest.raises(ValueError, match="an adapter is saved without its base"):
             load(tmp_path, '[model]\ninit = "random"\n', (override,))
+
+
+def test_bfloat16_weights_may_stand_under_an_adapter_or_be_measured_but_not_train(tmp_path):
+    """Near .1 a bfloat16 is only precise to .0005: an update of 1e-6 is rounded away."""
+    for fine in ("model.lora_r=4", "model.adapter=folder", "grpo.max_steps=0"):
+        assert load(tmp_path, overrides=("model.dtype=bfloat16", fine)).model.dtype == "bfloat16"
+    for text, steps in {MINIMAL: 1, MINIMAL + "[[sft]]\n": 0}.items():
+        with pytest.raises(ValueError, match="bfloat16 weights do not move"):
+            load(tmp_path, text, ("model.dtype=bfloat16", f"grpo.max_steps={steps}"))
 
 
 def test_a_missing_file_and_broken_toml_are_named(tmp_path):
