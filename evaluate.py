@@ -1,7 +1,7 @@
 """Measure execution accuracy: of a checkpoint on a question set, or of a file of predictions.
 
     python evaluate.py --config configs/quickstart.toml --checkpoint runs/quickstart/checkpoints/last --split test
-    python evaluate.py --predictions predictions.jsonl --databases DIR
+python evaluate.py --predictions predictions.jsonl --databases DIR --out verdicts.jsonl
 
 What "correct" means is `sqlenv.reward.score_completion`, the same function object that training is rewarded by. Every
 accuracy comes with a 95 % interval. A vote over k samples is never printed without the single attempts beside it: it
@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from grpo.checkpoint import derived_generator
+from grpo.checkpoint import derived_generator, last_checkpoint
 from grpo.config import Config, DataConfig, SftConfig, load_config
 from grpo.policy import load_policy
 from grpo.rollout import rollout
@@ -156,14 +156,19 @@ def headline(result: dict) -> dict:
 def verdict_in_words(before: dict, after: dict, flat: float | None = None) -> str:
     """What training did to greedy accuracy, by an exact paired test on the same questions; never a claim inside noise.
 
-    flat: share of the groups that carried no gradient, where there were groups.
+    flat: share of the groups that carried no gradient, where there were groups. Near 1, a change is drift: the few
+    groups that differ by accident are all that moved the weights.
     """
     pairs = list(zip(before["correct"], after["correct"], strict=True))
     gained, lost = sum(b < a for b, a in pairs), sum(b > a for b, a in pairs)
     p, points = mcnemar_exact(gained, lost), 100 * (gained - lost) / len(pairs)
-    verdict = "taught nothing that this test set can show" if p >= 0.05 else "taught" if points > 0 else "did harm"
+    verdict = "taught nothing that this test set can show"
+    if p < 0.05 and flat is not None and flat > 0.95:
+        verdict = "drifted, with hardly a group to learn from"
+    elif p < 0.05:
+        verdict = "taught" if points > 0 else "did harm"
     paired = f"gained {gained}, lost {lost} of {len(pairs)} questions, exact McNemar p = {p:.2g}"
-    why = f"; {flat:.0%} of the groups were flat (equal rewards) and carried no gradient" if flat is not None else ""
+    why = f"; {flat:.1%} of the groups were flat (equal rewards) and carried no gradient" if flat is not None else ""
     return f"{verdict}: {points:+.1f} points of execution accuracy ({paired}){why}"
 
 
@@ -200,8 +205,12 @@ def main(arguments: list[str] | None = None) -> int:
         if not options.checkpoint:
             raise ValueError("expected --checkpoint PATH, or --predictions FILE --databases DIR --out FILE")
         folder = options.checkpoint
-        if folder.is_file():  # checkpoints/last names the newest
-            folder = folder.parent / folder.read_text(encoding="utf-8").strip()
+        if folder.name == "last" or (folder / "checkpoints").is_dir():  # the newest one of a run
+            folder = last_checkpoint(folder.parent.parent if folder.name == "last" else folder)
+        if not folder.is_dir():
+            raise ValueError(
+                f"--checkpoint {folder}: no such folder; expected a run's checkpoints/last or a model folder"
+            )
         config = load_config(options.config or folder.parent.parent / "config.toml", options.set)
         model, tokenizer = load_policy(config.model, folder), load_tokenizer(folder)
         examples = load_split(config, options.split)
@@ -210,7 +219,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{folder} on {options.split}: {describe(result)}")
         if options.out:
             write_text(options.out, json.dumps(result) + "\n")
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -29,7 +30,7 @@ from torch import Tensor
 from evaluate import describe, encode_prompt, evaluate_policy, headline, load_split, prompt_messages, verdict_in_words
 from grpo.advantage import AdvantageInfo, check_advantage, compute_advantages, load_function
 from grpo.checkpoint import derived_generator, last_checkpoint, load_training_state, save_checkpoint
-from grpo.config import Config, load_config, to_toml
+from grpo.config import Config, RewardConfig, load_config, to_toml
 from grpo.policy import load_policy, make_policy, train_stages
 from grpo.rollout import Rollouts, question_order, rollout
 from grpo.sft import Pair
@@ -41,7 +42,7 @@ from model.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from sqlenv.database import SqlResult, run_gold
 from sqlenv.datasets import Example
 from sqlenv.prompt import target_completion
-from sqlenv.reward import Verdict, check_reward, score_completion, sql_reward, total_reward
+from sqlenv.reward import Verdict, check_reward, reward_parts, score_completion, sql_reward, total_reward
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def train(config: Config, folder: Path, resume: bool = False) -> dict:
         examples, prompts = questions_of_step(run)
         rollouts, texts = sample(run, prompts)
         times.append(time.perf_counter())
-        rewards = score_rollouts(examples, texts, run.reward, config.reward.weights)
+        rewards = score_rollouts(examples, texts, run.reward, config.reward)
         times.append(time.perf_counter())
         info = AdvantageInfo(rollouts.lengths, rollouts.truncated, rewards.parts)
         advantages = compute_advantages(rewards.total, run.advantage, info)
@@ -97,11 +98,11 @@ def train(config: Config, folder: Path, resume: bool = False) -> dict:
         log_samples(run, examples, rollouts, texts, rewards, advantages)
         if due(run, config.eval.eval_steps):
             validate(run)
-        if due(run, config.run.save_steps):
-            save_checkpoint(folder, run.model, run.tokenizer.folder, run.optimizer, run.progress)
+        if due(run, config.run.save_steps) or run.progress["best_step"] == run.progress["step"]:
+            save(run)
 
     if run.max_steps == 0:  # supervision only: what was measured before is what there is
-        save_checkpoint(folder, run.model, run.tokenizer.folder, run.optimizer, run.progress)
+        save(run)
     else:
         test(run, "after")
     return summarise(run, time.perf_counter() - started)
@@ -137,7 +138,8 @@ def prepare(config: Config, folder: Path, resume: bool) -> Run:
     if len(fitting) < len(questions):
         print(f"left out {len(questions) - len(fitting)} of {len(questions)} questions: prompt too long")
     if len(fitting) < config.grpo.questions_per_step and config.grpo.max_steps:
-        raise ValueError(f"{len(fitting)} training questions; expected at least grpo.questions_per_step")
+        wanted = f"grpo.questions_per_step = {config.grpo.questions_per_step}"
+        raise ValueError(f"{len(fitting)} usable training questions; expected at least {wanted}")
     max_steps = config.grpo.max_steps
     if max_steps < 0:
         max_steps = math.ceil(config.grpo.num_train_epochs * len(fitting) / config.grpo.questions_per_step)
@@ -194,27 +196,17 @@ def sample(run: Run, prompts: list[list[int]]) -> tuple[Rollouts, list[list[str]
     return rollout(run.model, run.tokenizer, prompts, config.num_generations, generator=generator, **settings)
 
 
-def score_rollouts(
-    examples: list[Example], texts: list[list[str]], reward: Callable, weights: dict[str, float]
-) -> Rewards:
-    """Execute every completion's SQL, compare its rows with the gold's, and weigh the parts of the reward.
-
-    Args:
-        reward: (example, completion, verdict) -> dict of parts; a part without a weight counts once.
-    """
+def score_rollouts(examples: list[Example], texts: list[list[str]], reward: Callable, config: RewardConfig) -> Rewards:
+    """Execute every completion's SQL, compare its rows with the gold's, and weigh the parts of the reward."""
     verdicts = [[score_completion(e, text) for text in group] for e, group in zip(examples, texts, strict=True)]
     parts = [
-        [reward(example, text, verdict) for text, verdict in zip(group, row, strict=True)]
-        for example, group, row in zip(examples, texts, verdicts, strict=True)
+        [reward_parts(reward, config.function, e, text, verdict) for text, verdict in zip(group, row, strict=True)]
+        for e, group, row in zip(examples, texts, verdicts, strict=True)
     ]
-    total = torch.tensor([[total_reward(p, weights) for p in row] for row in parts])
-    by_name = {name: torch.tensor([[float(p[name]) for p in row] for row in parts]) for name in parts[0][0]}
+    total = torch.tensor([[total_reward(p, config.weights) for p in row] for row in parts])
+    names = sorted({part for row in parts for p in row for part in p})  # a part that a completion lacks counts 0
+    by_name = {part: torch.tensor([[float(p.get(part, 0)) for p in row] for row in parts]) for part in names}
     return Rewards(total, by_name, verdicts)
-
-
-def is_correct(verdict: Verdict, config: Config) -> bool:
-    """The verdict under the metric that the config trains on."""
-    return verdict.match if config.reward.metric == "spider" else verdict.match_bird
 
 
 def update_step(run: Run, rollouts: Rollouts, advantages: Tensor) -> dict:
@@ -230,6 +222,12 @@ def due(run: Run, every: int) -> bool:
     """Whether something that happens every so many steps, and after the last one, happens now."""
     step = run.progress["step"]
     return step == run.max_steps or (bool(every) and step % every == 0)
+
+
+def save(run: Run) -> None:
+    """A complete checkpoint; of the older ones only the best by validation stays."""
+    base = run.config.model.path
+    save_checkpoint(run.folder, run.model, run.tokenizer.folder, run.optimizer, run.progress, base)
 
 
 # --- measuring and logging ---
@@ -257,7 +255,8 @@ def test(run: Run, when: str) -> None:
 
 def log_step(run: Run, rollouts: Rollouts, rewards: Rewards, update: dict, times: list[float]) -> None:
     """One line of metrics.jsonl and one on the console."""
-    correct = torch.tensor([[is_correct(v, run.config) for v in row] for row in rewards.verdicts])
+    match = attrgetter("match" if run.config.reward.metric == "spider" else "match_bird")
+    correct = torch.tensor([[match(verdict) for verdict in row] for row in rewards.verdicts])
     statuses = [[v.status for v in row] for row in rewards.verdicts]
     metrics = rollout_metrics(rewards.total, rewards.parts, correct, statuses, rollouts.lengths, rollouts.truncated)
     questions, progress = len(rewards.verdicts), run.progress
@@ -313,7 +312,7 @@ def summarise(run: Run, seconds: float) -> dict:
     verdict = verdict_in_words(results["before"], results["after"], flat) if "after" in results else "no RL: SFT only"
     summary = {when: headline(result) for when, result in results.items()}
     summary |= {"dead_group_share": flat, "seconds": round(seconds, 1), "seed": run.config.run.seed}
-    summary |= {"versions": results["before"]["versions"], "verdict": verdict}
+    summary |= {"versions": results["before"]["versions"], "verdict": verdict, "best_step": run.progress["best_step"]}
     write_text(run.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     print(f"{verdict}\n{run.folder / 'summary.json'}")
     return summary
@@ -337,20 +336,23 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     folder = Path(options.resume or "")
     try:
-        if bool(options.config) == bool(options.resume) or (options.resume and options.set):
-            raise ValueError("expected either --config FILE [--set ...] or --resume RUN_DIR")
+        if bool(options.config) == bool(options.resume) or (options.resume and (options.set or options.short)):
+            raise ValueError("expected either --config FILE [--set ...] [--short] or --resume RUN_DIR alone")
         config = load_config(options.config or folder / "config.toml", options.set, short=options.short)
         if options.config:
             folder = new_folder(config.run.output_dir, config.run.name)
             write_text(folder / "config.toml", to_toml(config))
         train(config, folder, resume=bool(options.resume))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         if options.config and folder.name and not (folder / "eval-test-before.json").exists():
             shutil.rmtree(folder)  # it failed before it began: nothing half-written stays
         return 2
     except KeyboardInterrupt:
-        print(f"stopped; python train.py --resume {folder} goes on from the last checkpoint", file=sys.stderr)
+        saved = (folder / "checkpoints" / "last").is_file()
+        print(
+            f"stopped; python train.py --resume {folder}" if saved else "stopped before a checkpoint", file=sys.stderr
+        )
         return 130
     return 0
 

@@ -39,12 +39,14 @@ def save_policy(model: Qwen2, folder: Path, base_model: str = "") -> None:
         save_model(model, folder)
 
 
-def save_checkpoint(run_dir: Path, model: Qwen2, tokenizer_folder: Path, optimizer: Optimizer, progress: dict) -> None:
+def save_checkpoint(
+    run_dir: Path, model: Qwen2, tokenizer_folder: Path, optimizer: Optimizer, progress: dict, base_model: str = ""
+) -> None:
     """Write checkpoints/<step>, point `last` at it; of the older ones progress["best_step"] stays."""
     root, step = run_dir / "checkpoints", progress["step"]
     temporary, final, aside = root / f"{step}.writing", root / str(step), root / f"{step}.old"
     shutil.rmtree(temporary, ignore_errors=True)
-    save_policy(model, temporary)
+    save_policy(model, temporary, base_model)
     for name in TOKENIZER_FILES:  # so that a checkpoint is a folder that can be used alone
         if (tokenizer_folder / name).is_file():
             shutil.copy(tokenizer_folder / name, temporary / name)

@@ -54,7 +54,7 @@ class DataConfig:
     """[data]: questions, databases and how a prompt shows them."""
 
     source: str = "synthetic"  # "synthetic" or a dataset folder
-    cache_dir: str = "runs/cache"  # synthetic databases and SFT stages, keyed by the hash of what made them
+    cache_dir: str = "runs/cache"  # synthetic databases, by their arguments; SFT stages, by the hash of what made them
     train_databases: Count = 200  # synthetic: databases of each split
     val_databases: Count = 40
     test_databases: Count = 100
@@ -289,6 +289,8 @@ def _check_together(config: Config) -> None:
         "and a random base could not be loaded again": fresh and (m.lora_r or m.adapter),
         'model.dtype = "bfloat16" with lora_r = 0; expected float32, or lora_r > 0: at a small learning rate bfloat16 '
         "weights do not move": bfloat16_trains,
+        'no [[sft]] stage with init = "random"; expected one: the tokenizer learns from its text': fresh
+        and not config.sft,
         f"model.num_attention_heads = {heads}; expected a divisor of hidden_size = {m.hidden_size} and a multiple of "
         f"num_key_value_heads = {m.num_key_value_heads}": m.hidden_size % heads or heads % m.num_key_value_heads,
         f"grpo.top_p = {g.top_p}, top_k = {g.top_k}; expected 1.0 and 0 in training: the policy that is scored must be "

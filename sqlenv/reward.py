@@ -79,6 +79,18 @@ def sql_reward(example: Example, completion: str, result: Verdict, metric: str =
     return {"correct": float(correct), "executes": float(executes), "format": float(one_block), "exact": float(exact)}
 
 
+def reward_parts(fn: Callable, name: str, example: Example, completion: str, verdict: Verdict) -> dict[str, float]:
+    """The parts that a reward function gives; ValueError with its name if it raises or gives anything else."""
+    try:
+        parts = fn(example, completion, verdict)
+        ok = isinstance(parts, dict) and all(isinstance(k, str) and math.isfinite(v) for k, v in parts.items())
+    except Exception as error:  # whatever it is, it is reported under the function's name
+        raise ValueError(f"reward {name!r} on {completion!r}: {type(error).__name__}: {error}") from error
+    if not ok or not parts:
+        raise ValueError(f"reward {name!r} returned {parts!r}; expected {{part name: finite number}}")
+    return parts
+
+
 def total_reward(parts: dict[str, float], weights: dict[str, float]) -> float:
     """Weighted sum; unknown parts count 1.0. Example: ({"correct": 1.0, "style": 0.5}, {"correct": 2.0}) -> 2.5."""
     return sum(weights.get(name, 1.0) * value for name, value in parts.items())
@@ -96,10 +108,4 @@ def check_reward(fn: Callable, name: str) -> None:
         example = Example(question="What is sold?", gold="SELECT name FROM item", db_id="shop", database=path)
         for sql in (example.gold, "SELECT price FROM item", "SELECT FROM"):
             completion = f"```sql\n{sql}\n```"
-            try:
-                parts = fn(example, completion, score_completion(example, completion))
-                ok = isinstance(parts, dict) and all(isinstance(k, str) and math.isfinite(v) for k, v in parts.items())
-            except Exception as error:  # whatever it is, it is reported under the function's name
-                raise ValueError(f"reward {name!r} on {completion!r}: {type(error).__name__}: {error}") from error
-            if not ok:
-                raise ValueError(f"reward {name!r} returned {parts!r}; expected {{part name: finite number}}")
+            reward_parts(fn, name, example, completion, score_completion(example, completion))

@@ -51,13 +51,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="verdicts, one JSON object a line")
     options = parser.parse_args(arguments)
     if not options.pairs.is_file() or options.out.resolve() == options.pairs.resolve():
-        parser.error(f"pairs = {options.pairs}; expected a file, other than --out")
-    totals, attempts = Counter(), []
+        raise SystemExit(f"error: predictions = {options.pairs}; expected a file, other than --out")
+    if not options.databases.is_dir():
+        raise SystemExit(f"error: databases = {options.databases}; expected a folder of <db_id>/<db_id>.sqlite")
+    totals, attempts, first_error = Counter(), [], ""
     with options.pairs.open("rb") as pairs, options.out.open("w", encoding="utf-8", newline="\n") as out:
         for line in filter(bytes.strip, pairs):
             row = score_line(line, options.databases)
-            totals.update(rows=1, spider=row["match"], bird=row["match_bird"], errors="error" in row)
-            totals.update({f"status {row['status']}": 1, "bad golds": row["gold_status"] not in ("ok", "error")})
+            totals.update(rows=1, spider=int(row["match"]), bird=int(row["match_bird"]), errors=int("error" in row))
+            totals.update({f"status {row['status']}": 1, "bad golds": int(row["gold_status"] not in ("ok", "error"))})
+            first_error = first_error or row.get("error", "")
             if isinstance(row.get("pred"), list):
                 attempts.append(row["attempts"])
             out.write(json.dumps(row) + "\n")
@@ -67,6 +70,8 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{metric:7s} {totals[metric]} of {totals['rows']} = {share:.4f} [{low:.4f}, {high:.4f}]")
     if attempts:
         print(f"single attempts (mean of the lists)  {sum(attempts) / len(attempts):.4f}")
+    if first_error:
+        print(f"first error: {first_error}")
     rest = sorted((name, count) for name, count in totals.items() if count and name not in ("spider", "bird", "rows"))
     print(", ".join(f"{name} {count}" for name, count in rest), f"(SQLite {sqlite3.sqlite_version})")
 

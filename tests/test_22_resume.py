@@ -67,14 +67,14 @@ def test_old_checkpoints_go_and_the_best_stays(tmp_path):
     assert "6" in kept
 
 
-def test_a_crash_while_writing_costs_no_earlier_checkpoint(tmp_path, monkeypatch):
+def test_a_crash_while_writing_costs_no_earlier_checkpoint(tmp_path, monkeypatch, capsys):
     def full_disk(*_):
         raise OSError("no space left on device")
 
     run = run_tiny(tmp_path, "grpo.max_steps=2")
     monkeypatch.setattr(torch, "save", full_disk)
-    with pytest.raises(OSError, match="no space"):
-        run_tiny(tmp_path)
+    run_tiny(tmp_path, expect=2)
+    assert "no space left on device" in capsys.readouterr().err
     assert last_checkpoint(run).name == "2"
     monkeypatch.undo()
     assert train.main(["--resume", str(run)]) == 0
@@ -96,7 +96,7 @@ def test_a_kill_while_the_last_checkpoint_is_written_again_does_not_lose_it(tmp_
     def save():
         save_checkpoint(run, model, run / "tokenizer", torch.optim.SGD(model.parameters(), lr=0.1), progress)
 
-    monkeypatch.setattr(grpo.checkpoint, "save_policy", lambda model, folder: folder.mkdir())
+    monkeypatch.setattr(grpo.checkpoint, "save_policy", lambda model, folder, base: folder.mkdir())
     monkeypatch.setattr(os, "replace", kill)
     with pytest.raises(KeyboardInterrupt):
         save()

@@ -17,6 +17,7 @@ import evaluate
 import sqlenv.reward
 import train
 from grpo.checkpoint import last_checkpoint
+from grpo.config import RewardConfig
 from sqlenv.datasets import Example
 
 
@@ -70,7 +71,9 @@ def test_spacing_does_not_change_the_reward_though_it_changes_the_string(tmp_pat
     example = Example("How many?", "SELECT count(*) FROM head WHERE age  >  56", "t", path)
     texts = [[f"```sql\nSELECT count(*) FROM head WHERE {c}\n```" for c in ("age>56", "age > 56", "age>99")]]
     weights = {"correct": 1.0, "executes": 0.1, "format": 0.2, "exact": 0.0}
-    rewards = train.score_rollouts([example], texts, partial(sqlenv.reward.sql_reward, metric="spider"), weights)
+    rewards = train.score_rollouts(
+        [example], texts, partial(sqlenv.reward.sql_reward, metric="spider"), RewardConfig(weights=weights)
+    )
     assert rewards.total.tolist() == [pytest.approx([1.2, 1.2, 0.3])]
     assert rewards.parts["exact"].tolist() == [[0.0, 0.0, 0.0]]
 
@@ -90,6 +93,18 @@ def test_a_run_leaves_everything_behind_that_it_promises(tmp_path):
     assert len(sample["completions"]) == 4
     assert len(sample["completions"][0]["tokens"]) == len(sample["completions"][0]["logprobs"])
     assert [row["step"] for row in metrics(run) if "val/execution_accuracy" in row] == [0, 2, 4]
+
+
+def test_the_verdict_claims_nothing_inside_the_noise_and_nothing_without_a_signal():
+    def verdict(gained, lost, flat):
+        before = {"correct": [0] * gained + [1] * lost + [1] * 10}
+        after = {"correct": [1] * gained + [0] * lost + [1] * 10}
+        return evaluate.verdict_in_words(before, after, flat).split(":")[0]
+
+    assert verdict(5, 0, 0.5).startswith("taught nothing")  # exact McNemar: 2 * 0.5^5 = 0.0625
+    assert verdict(6, 0, 0.5) == "taught"  # 0.03125
+    assert verdict(0, 6, 0.5) == "did harm"
+    assert verdict(6, 0, 0.998).startswith("drifted")
 
 
 def test_running_twice_overwrites_nothing_and_repeats_the_numbers(tmp_path):
@@ -141,6 +156,21 @@ def test_a_missing_model_and_a_function_of_the_wrong_shape_are_one_line(tmp_path
     bad.write_text("def turned(rewards, info):\n    return rewards.T\n", encoding="utf-8")
     run_tiny(tmp_path, f"grpo.advantage={bad}:turned", expect=2)
     assert "returned shape (4, 2); expected (2, 4)" in capsys.readouterr().err
+
+
+def test_a_reward_that_fails_later_is_one_line_and_a_part_that_comes_and_goes_counts_zero(tmp_path, capsys):
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "def moody(example, completion, result):\n"
+        "    return {'long': 1.0} if len(completion) % 2 else {'long': 0.0, 'odd': 1.0}\n"
+        "def late(example, completion, result):\n"
+        "    return {'x': 1 / (example.db_id == 'shop')}\n",  # fine on the table of the start-up check
+        encoding="utf-8",
+    )
+    run = run_tiny(tmp_path, f"reward.function={mine}:moody")
+    assert all("rewards/long/mean" in row for row in metrics(run) if "reward" in row)
+    run_tiny(tmp_path, f"reward.function={mine}:late", expect=2)
+    assert "mine.py:late' on" in capsys.readouterr().err
 
 
 def test_evaluate_reads_a_checkpoint_and_repeats_the_runs_own_figures(tmp_path, capsys):
