@@ -242,11 +242,12 @@ def test_a_vote_comes_with_its_single_attempts(databases, tmp_path, capsys):
         assert [line for line in capsys.readouterr().out.splitlines() if "attempts" in line] == lines
 
 
-def test_predictions_are_not_overwritten_by_their_verdicts(tmp_path, capsys):
+def test_predictions_are_not_overwritten_by_their_verdicts(tmp_path):
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text("{}", encoding="utf-8")
     for arguments in ([str(pairs), "--out", str(pairs)], [str(tmp_path / "no.jsonl"), "--out", str(tmp_path / "o")]):
-        with pytest.raises(SystemExit):
+        with pytest.raises(SystemExit, match="expected a file, other than --out"):
             score.main([*arguments, "--databases", "."])
-        assert "expected a file, other than --out" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="expected a folder of"):
+        score.main([str(pairs), "--out", str(tmp_path / "o"), "--databases", str(tmp_path / "nowhere")])
     assert pairs.read_text(encoding="utf-8") == "{}"
