@@ -6,7 +6,9 @@ Run: pytest tests/test_23_end_to_end.py
 """
 
 import json
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +19,11 @@ import evaluate
 import sqlenv.reward
 import train
 from grpo.checkpoint import last_checkpoint
-from grpo.config import RewardConfig
+from grpo.config import RewardConfig, load_config
+from model.tokenizer import load_tokenizer
+from sqlenv.database import SqlResult
 from sqlenv.datasets import Example
+from sqlenv.synthetic import make_split
 
 
 def metrics(run):
@@ -54,6 +59,21 @@ def test_two_updates_move_every_lora_matrix(tmp_path):
     assert all(tensor.abs().max() > 0 for name, tensor in one_step.items() if "lora_B" in name)
     # A's gradient goes through B, which is zero until the first step: A moves from the second on.
     assert all(not torch.equal(two_steps[name], one_step[name]) for name in two_steps)
+
+
+def test_sft_teaches_the_target_in_a_block_and_then_the_end(tmp_path):
+    root = Path(__file__).resolve().parents[1]
+    tokenizer, config = (
+        load_tokenizer(root / "configs" / "warm_start"),
+        load_config(root / "configs" / "quickstart.toml"),
+    )
+    examples = make_split(tmp_path, "train", num_databases=2, questions_per_database=3, seed=0)
+    groups = train.sft_pairs(tokenizer, examples, config)
+    assert [len(group) for group in groups] == [3, 3]
+    for example, (prompt, completion) in zip(examples, (pair for group in groups for pair in group), strict=True):
+        assert prompt == evaluate.encode_prompt(tokenizer, example, config.data)
+        assert completion[-1] == tokenizer.eos_ids[0]
+        assert tokenizer.decode(completion[:-1]) == f"```sql\n{example.target}\n```"
 
 
 def test_reward_and_metric_are_the_same_function_object():
@@ -180,3 +200,57 @@ def test_evaluate_reads_a_checkpoint_and_repeats_the_runs_own_figures(tmp_path, 
     again, after = (json.loads(p.read_text(encoding="utf-8")) for p in (out, run / "eval-test-after.json"))
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in after.items() if k != "seconds"}
     assert "vote@2" in capsys.readouterr().out
+
+
+def test_every_step_samples_from_a_stream_of_its_own(tmp_path, monkeypatch):
+    seeds, rollout = [], train.rollout
+
+    def spy(*arguments, generator, **settings):
+        seeds.append(generator.initial_seed())
+        return rollout(*arguments, generator=generator, **settings)
+
+    monkeypatch.setattr(train, "rollout", spy)
+    run_tiny(tmp_path)
+    assert len(set(seeds)) == len(seeds) == 4
+
+
+def test_the_best_step_by_validation_is_remembered_and_its_checkpoint_kept(tmp_path, monkeypatch):
+    accuracies, measure = iter([0.1, 0.5, 0.3]), train.evaluate_policy  # at steps 0, 2, 4
+
+    def scripted(*arguments, name, **settings):
+        result = measure(*arguments, name=name, **settings)
+        return result | ({"execution_accuracy": next(accuracies)} if name == "val" else {})
+
+    monkeypatch.setattr(train, "evaluate_policy", scripted)
+    run = run_tiny(tmp_path)
+    assert json.loads((run / "summary.json").read_text(encoding="utf-8"))["best_step"] == 2
+    assert {path.name for path in (run / "checkpoints").iterdir() if path.is_dir()} == {"2", "4"}
+
+
+def test_a_vote_is_right_only_if_the_commonest_rows_are():
+    def verdict(rows, match):
+        result = SqlResult("ok", rows, 1, "", 0, frozenset())
+        return sqlenv.reward.Verdict(match, match, "ok", "ok", "SELECT a FROM t", result)
+
+    right, wrong = verdict([(1,)], True), verdict([(2,)], False)
+    assert evaluate.vote_is_right([right, right, wrong])
+    assert not evaluate.vote_is_right([wrong, right, wrong])
+
+
+def test_the_cost_counts_the_samples_of_the_vote_too(tmp_path):
+    run, out = run_tiny(tmp_path), tmp_path / "greedy.json"
+    arguments = ["--checkpoint", str(run), "--set", "eval.num_generations=0", "--out", str(out)]
+    assert evaluate.main(arguments) == 0
+    greedy, both = (json.loads(p.read_text(encoding="utf-8")) for p in (out, run / "eval-test-after.json"))
+    assert both["num_tokens"] > greedy["num_tokens"] > 0
+    assert (greedy["sql_executions"], both["sql_executions"]) == (8, 8 + 2 * 8)
+
+
+def test_the_logged_classes_follow_the_metric_that_is_trained_on(tmp_path, monkeypatch):
+    """A verdict that only BIRD's rule calls right makes a group all_correct only where BIRD's rule pays."""
+    score = train.score_completion
+    monkeypatch.setattr(train, "score_completion", lambda *a: replace(score(*a), match=False, match_bird=True))
+    for metric, share in (("spider", 0.0), ("bird", 1.0)):
+        flat = [f"reward.metric={metric}", "reward.weights={correct = 0.0, executes = 0.0, format = 0.0}"]
+        rows = metrics(run_tiny(tmp_path, *flat, "grpo.max_steps=1"))
+        assert [row["groups/all_correct_ratio"] for row in rows if "reward" in row] == [share]
