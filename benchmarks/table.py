@@ -39,7 +39,8 @@ def read_run(folder: Path) -> dict:
                 k: round(sum(r[k] for r in part) / len(part), 3) for k in keys if k in part[0]
             }
     val = [[row["step"], round(row["val/execution_accuracy"], 3)] for row in rows if "val/execution_accuracy" in row]
-    return result | {"val": val, "before": figures(before), "after": figures(after), "verdict": summary["verdict"]}
+    verdict = verdict_in_words(before, after, summary["dead_group_share"])
+    return result | {"val": val, "before": figures(before), "after": figures(after), "verdict": verdict}
 
 
 def read_control(path: Path) -> dict:
