@@ -1,4 +1,4 @@
-"""One row of the README's table for each run directory or control result, and the small JSON that it stands on.
+"""The README's table of run directories and control results, its paired tests, and the small JSON that it stands on.
 
 python benchmarks/table.py runs/quickstart runs/dead_reward ... --out results/quickstart.json
 """
@@ -11,8 +11,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from evaluate import verdict_in_words
+from sqlenv.metrics import mcnemar_exact
 
 FIGURES = ("execution_accuracy", "bird_accuracy", "mean@8", "pass@8", "vote@8", "bootstrap")
+
+NAMES = {"clean": "SFT, clean labels", "rejection": "rejection sampling"}
+COLUMNS = ["run", "seed", "EX before", "EX after", "over databases", "mean@8 before / after", "pass@8 before / after"]
+COLUMNS += ["vote@8 after", "flat groups"]
 
 
 def figures(evaluation: dict) -> dict:
@@ -51,33 +56,57 @@ def read_control(path: Path) -> dict:
     return kept | {"before": figures(before), "after": figures(after), "verdict": verdict_in_words(before, after)}
 
 
+def short(share: float) -> str:
+    """0.674 -> ".674"; 1.0 -> "1.000"."""
+    return f"{share:.3f}".removeprefix("0")
+
+
+def interval(evaluation: dict, name: str) -> str:
+    """The 95 % interval of a figure, as ".632, .714" in brackets."""
+    return f"[{short(evaluation[f'{name}_low'])}, {short(evaluation[f'{name}_high'])}]"
+
+
 def row(result: dict) -> str:
-    """A line of a Markdown table."""
-
-    def cell(evaluation: dict, name: str) -> str:
-        low, high = evaluation.get(f"{name}_low"), evaluation.get(f"{name}_high")
-        return f".{round(evaluation[name] * 1000):03d}" + (
-            f" [.{round(low * 1000):03d}, .{round(high * 1000):03d}]" if low is not None else ""
-        )
-
-    before, after = result["before"], result["after"]
-    boot = f"[.{round(after['bootstrap_low'] * 1000):03d}, .{round(after['bootstrap_high'] * 1000):03d}]"
-    name = result.get("run") or f"{result['method']} SFT, {result['steps']} steps, seed {result['seed']}"
-    cells = [name, cell(before, "execution_accuracy"), cell(after, "execution_accuracy"), boot, cell(after, "mean@8")]
-    cells += [cell(after, "pass@8"), cell(after, "vote@8"), f"{result['seconds']:.0f}"]
+    """A line of the README's table."""
+    before, after, accuracy = result["before"], result["after"], "execution_accuracy"
+    name = NAMES.get(result.get("method")) or result["run"].rsplit("-seed", 1)[0]
+    cells = [name, str(result["seed"]), f"{short(before[accuracy])} {interval(before, accuracy)}"]
+    cells += [f"**{short(after[accuracy])}** {interval(after, accuracy)}", interval(after, "bootstrap")]
+    cells += [f"{short(before[key])} / {short(after[key])}" for key in ("mean@8", "pass@8")]
+    cells += [f"{short(after['vote@8'])} {interval(after, 'vote@8')}"]
+    cells += [f"{result['dead_group_share']:.1%}" if "run" in result else "-"]
     return "| " + " | ".join(cells) + " |"
 
 
+def paired_tests(paths: list[Path]) -> list[str]:
+    """GRPO against each control of the same seed, on the same questions (exact McNemar)."""
+    answers = {}
+    for path in paths:
+        if path.is_dir() and path.name.startswith("quickstart"):
+            seed = json.loads((path / "summary.json").read_text("utf-8"))["seed"]
+            answers["grpo", seed] = json.loads((path / "eval-test-after.json").read_text("utf-8"))["correct"]
+        elif path.is_file():
+            control = json.loads(path.read_text("utf-8"))
+            answers[control["method"], control["seed"]] = control["after"]["correct"]
+    lines = []
+    for (method, seed), control in answers.items():
+        if method != "grpo" and ("grpo", seed) in answers:
+            pairs = list(zip(answers["grpo", seed], control, strict=True))
+            ours, theirs = sum(g > c for g, c in pairs), sum(g < c for g, c in pairs)
+            p = mcnemar_exact(ours, theirs)
+            lines.append(f"seed {seed}: only GRPO right {ours}, only {NAMES[method]} right {theirs}, p = {p:.2f}")
+    return lines
+
+
 def main() -> None:
-    """Print the table and write the figures."""
+    """Print the table and the paired tests, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+", type=Path)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     read = [read_run(path) if path.is_dir() else read_control(path) for path in options.results]
-    print("| run | EX before | EX after | over databases | mean@8 | pass@8 | vote@8 | seconds |")
-    print("|---|---|---|---|---|---|---|---|")
-    print("\n".join(row(result) for result in read))
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
+    print("\n".join([*map(row, read), *paired_tests(options.results)]))
     if options.out:
         options.out.write_text(json.dumps(read, indent=1) + "\n", encoding="utf-8")
 

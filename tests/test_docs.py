@@ -3,11 +3,13 @@
 Run: pytest tests/test_docs.py
 """
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from benchmarks.table import row
 from grpo.config import load_config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,6 +35,12 @@ def test_every_module_is_on_the_map(module):
 def test_every_config_is_valid_in_its_long_and_its_short_form(config):
     assert load_config(config).run.name == config.stem
     load_config(config, short=True)
+
+
+def test_the_readmes_table_is_the_one_that_the_results_make():
+    results = json.loads((ROOT / "results" / "quickstart.json").read_text(encoding="utf-8"))
+    assert [row(result) for result in results if row(result) not in README] == []
+    assert README.count("\n| ") > len(results) == 12
 
 
 def test_the_product_stays_small():
