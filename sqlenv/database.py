@@ -51,7 +51,7 @@ _TOKEN = re.compile(r"""(?sx)
 
 @dataclass(frozen=True, slots=True)
 class SqlResult:
-    """What one execution gave; no rows, columns and tables unless the status is "ok".
+    """What one execution gave; no rows, columns and reads unless the status is "ok".
 
     Others: "rejected" (not one self-contained, read-only query), "sql_error" (SQLite could not compile or finish it),
     "budget" (too many operations), "too_big" (a value, the SQL, the rows, the bytes, the memory).
@@ -62,7 +62,12 @@ class SqlResult:
     num_columns: int
     reason: str
     ops: int  # operations of SQLite's virtual machine, in steps of 1,000 or 100
-    tables: frozenset[str]  # real tables that the query reads
+    reads: frozenset[tuple[str, str]]  # (real table, column) that the query reads; "" as column where it only counts
+
+    @property
+    def tables(self) -> frozenset[str]:
+        """The real tables that the query reads."""
+        return frozenset(table for table, _ in self.reads)
 
 
 def tokens(sql: str) -> Iterator[tuple[str, str]]:
@@ -102,10 +107,10 @@ def run_sql(
                 rows.append(row)
                 if len(rows) > max_rows:
                     raise MemoryError(f"more than {max_rows} rows")
-            used = _tables_read(connection, sql, run.reads, tables)
+            reads = _real_reads(connection, sql, run.reads, tables)
         except (sqlite3.Error, UnicodeError, MemoryError, OverflowError) as error:  # anything else is a bug of ours
             return run.explain(error)
-    return SqlResult("ok", rows, len(cursor.description), "", run.ops, used)
+    return SqlResult("ok", rows, len(cursor.description), "", run.ops, reads)
 
 
 def run_gold(database: str | Path, gold: str) -> SqlResult:
@@ -130,7 +135,7 @@ class _Run:
         self.max_ops, self.max_bytes = max_ops, max_bytes
         self.step = max(1, min(step, max_ops))
         self.ops = self.bytes = 0
-        self.reads: set[str] = set()
+        self.reads: set[tuple[str, str]] = set()
         self.ended: tuple[str, str] | None = None  # by us: (status, reason)
         self.start = time.monotonic()
 
@@ -145,7 +150,7 @@ class _Run:
 
     def authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
         if action == sqlite3.SQLITE_READ:
-            self.reads.add(first.lower())
+            self.reads.add((first.lower(), second))
         elif action == sqlite3.SQLITE_FUNCTION:
             if second in DENIED_FUNCTIONS:
                 self.ended = "rejected", f"the function {second}() is not allowed"
@@ -193,16 +198,17 @@ def _trim(strip: Callable[[str, str], str], *arguments: object) -> str | None:
     return strip(value, "".join(set(characters)))
 
 
-def _tables_read(connection: sqlite3.Connection, sql: str, reads: set, tables: dict[str | int, str]) -> frozenset[str]:
-    """The real tables among the names that the authorizer saw."""
-    names = {tables[name] for name in reads if name in tables}
+def _real_reads(connection: sqlite3.Connection, sql: str, seen: set, tables: dict[str | int, str]) -> frozenset:
+    """What the authorizer saw, less the names that are no tables: CTEs, aliases of subqueries, views."""
+    reads = {(tables[name], column) for name, column in seen if name in tables}
     # `WITH singer AS (SELECT 1) SELECT count(*) FROM singer` is reported as a read of singer. The program knows.
-    if names and "WITH" in sql.upper():
+    if reads and "WITH" in sql.upper():
         connection.set_progress_handler(None, 0)
         connection.text_factory = bytes
         program = connection.execute("EXPLAIN " + sql)
-        names &= {tables.get(step[3]) for step in program if step[1] in (b"OpenRead", b"ReopenIdx")}
-    return frozenset(names)
+        opened = {tables.get(step[3]) for step in program if step[1] in (b"OpenRead", b"ReopenIdx")}
+        reads = {(table, column) for table, column in reads if table in opened}
+    return frozenset(reads)
 
 
 def _connect(uri: str) -> sqlite3.Connection:
