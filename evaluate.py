@@ -1,7 +1,7 @@
 """Measure execution accuracy: of a checkpoint on a question set, or of a file of predictions.
 
-    python evaluate.py --config configs/quickstart.toml --checkpoint runs/quickstart/checkpoints/last --split test
-python evaluate.py --predictions predictions.jsonl --databases DIR --out verdicts.jsonl
+    python evaluate.py --checkpoint runs/quickstart/checkpoints/last --split test [--compare OTHER.json]
+    python evaluate.py --predictions predictions.jsonl --data SOURCE [--compare OTHER_VERDICTS.jsonl]
 
 What "correct" means is `sqlenv.reward.score_completion`, the same function object that training is rewarded by. Every
 accuracy comes with a 95 % interval. A vote over k samples is never printed without the single attempts beside it: it
@@ -20,7 +20,7 @@ import re
 import sqlite3
 import sys
 import time
-from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -34,10 +34,12 @@ from model.config import write_text
 from model.qwen2 import Qwen2
 from model.tokenizer import Tokenizer, load_tokenizer
 from sqlenv import score
-from sqlenv.datasets import Example, load_examples
-from sqlenv.metrics import bootstrap_interval, mcnemar_exact, pass_at_k, wilson_interval
-from sqlenv.prompt import build_messages
-from sqlenv.reward import Verdict, score_completion
+from sqlenv.datasets import load_examples
+from sqlenv.errors import error_class
+from sqlenv.example import Example
+from sqlenv.prompt import LEAKS, build_messages
+from sqlenv.report import cost, describe, load_result, measure, paired
+from sqlenv.reward import Verdict, score_completions
 from sqlenv.voting import majority_vote
 
 
@@ -47,7 +49,8 @@ def load_split(config: Config, split: str, stage: SftConfig | None = None) -> li
     Raises ValueError if there are none.
     """
     data, seed = config.data, config.run.seed
-    if data.source == "synthetic":
+    source = (stage.source if stage else data.test_source if split == "test" else "") or data.source
+    if source == "synthetic":
         sizes = {"train": data.train_databases, "val": data.val_databases, "test": data.test_databases}
         made = {"num_databases": stage.databases if stage else sizes[split], "seed": seed}
         made["questions_per_database"] = (stage or data).questions_per_database
@@ -55,19 +58,26 @@ def load_split(config: Config, split: str, stage: SftConfig | None = None) -> li
         name = "-".join(str(value) for value in made.values())
         examples = load_examples("synthetic", split, folder=Path(data.cache_dir) / f"synthetic-{name}", **made)
     else:
-        examples = load_examples(data.source, "train" if split == "sft" else split)
+        examples = load_examples(source, split, cache=Path(data.cache_dir))
+    if stage and stage.share < 1:
+        order = torch.randperm(len(examples), generator=derived_generator(seed, "sft share")).tolist()
+        examples = [examples[i] for i in sorted(order[: round(stage.share * len(examples))])]
+    if split == "train" and data.exclude_sft:
+        taught = {replace(e, row=0) for stage in config.sft for e in load_split(config, "sft", stage)}
+        examples = [e for e in examples if replace(e, row=0) not in taught]
     limit = {"train": data.train_limit, "val": data.val_limit, "test": data.test_limit}.get(split, 0)
     if limit and limit < len(examples):
         order = torch.randperm(len(examples), generator=derived_generator(seed, f"limit {split}"))[:limit]
         examples = [examples[i] for i in sorted(order.tolist())]
     if not examples:
-        raise ValueError(f"data.source = {data.source!r} has no {split} questions")
+        raise ValueError(f"{source!r} has no {split} questions left; see data.source, exclude_sft and sft.share")
     return examples
 
 
 def prompt_messages(example: Example, data: DataConfig) -> list[dict[str, str]]:
     """The chat that asks for the example's SQL, in the style that the config names."""
-    return build_messages(example, style=data.prompt_style, system=data.system, sample_values=data.sample_values)
+    settings = {"style": data.prompt_style, "system": data.system, "sample_values": data.sample_values}
+    return build_messages(example, schema=data.schema, **settings)
 
 
 def encode_prompt(tokenizer: Tokenizer, example: Example, data: DataConfig) -> list[int]:
@@ -78,66 +88,62 @@ def encode_prompt(tokenizer: Tokenizer, example: Example, data: DataConfig) -> l
 def evaluate_policy(
     model: Qwen2, tokenizer: Tokenizer, examples: list[Example], config: Config, *, num_generations: int, name: str = ""
 ) -> dict:
-    """Greedy accuracy of the policy on the examples and, with k = num_generations > 0, pass@k and vote@k.
+    """Greedy accuracy of the policy on the examples and, with k = num_generations > 0, mean@k, pass@k and vote@k.
 
-    Returns:
-        n, databases, seconds, num_tokens, sql_executions and, each with `_low` and `_high` (Wilson, 95 %):
-        execution_accuracy, bird_accuracy, mean@k, pass@k, vote@k (k is the number); `bootstrap_low` and
-        `bootstrap_high` resample databases; `correct` has one 0/1 a question, in order, for paired tests.
+    Returns what sqlenv.report.measure and cost return, with num_tokens, parameter_passes (tokens decoded times
+    parameters) and versions; a greedy question's latency is that of the batch which it is answered in.
+    Raises ValueError if a prompt is longer than data.max_prompt_length: a question left out would change the figure.
     """
-    started = time.perf_counter()
-    prompts = [encode_prompt(tokenizer, example, config.data) for example in examples]
-    limits = {"max_completion_length": config.grpo.max_completion_length, "batch_size": config.eval.batch_size}
-    greedy, num_tokens = sample_verdicts(model, tokenizer, examples, prompts, 1, name, temperature=0.0, **limits)
-    groups = [example.db_id for example in examples]
-    result = {"n": len(examples), "databases": len(set(groups))}
-    result |= with_interval("execution_accuracy", [v.match for (v,) in greedy])
-    low, high = bootstrap_interval([float(v.match) for (v,) in greedy], groups, seed=0)
-    result |= {"bootstrap_low": low, "bootstrap_high": high}
-    result |= with_interval("bird_accuracy", [v.match_bird for (v,) in greedy])
-    result["statuses"] = dict(Counter(v.status for (v,) in greedy))
-    executions = len(examples)
-    if num_generations:
-        k = num_generations
+    started, k = time.perf_counter(), num_generations
+    data = replace(config.data, schema=config.eval.schema)
+    prompts = [encode_prompt(tokenizer, example, data) for example in examples]
+    longest, limit = max(map(len, prompts)), config.data.max_prompt_length
+    if longest > limit:
+        count = sum(len(prompt) > limit for prompt in prompts)
+        raise ValueError(f"{count} of {len(prompts)} {name} prompts exceed data.max_prompt_length = {limit}: {longest}")
+    settings = {"max_completion_length": config.grpo.max_completion_length, "batch_size": config.eval.batch_size}
+    settings["workers"] = config.reward.num_workers
+    greedy, num_tokens, latencies = sample_verdicts(
+        model, tokenizer, examples, prompts, 1, name, temperature=0.0, **settings
+    )
+    answers = []
+    for example, (verdict,) in zip(examples, greedy, strict=True):
+        answer = {key: getattr(example, key) for key in ("db_id", "difficulty", "question", "gold")}
+        answer |= {"match": verdict.match, "match_bird": verdict.match_bird}
+        answers.append(answer | {"outcome": error_class(example.database, example.gold, verdict)})
+    if k:
         sampling = {key: getattr(config.eval, key) for key in ("temperature", "top_p", "top_k")}
-        generator = derived_generator(config.run.seed, "evaluation")
-        sampling |= limits | {"generator": generator}
-        sampled, tokens = sample_verdicts(model, tokenizer, examples, prompts, k, f"{name} x {k}", **sampling)
+        sampling |= settings | {"generator": derived_generator(config.run.seed, "evaluation")}
+        sampled, tokens, _ = sample_verdicts(model, tokenizer, examples, prompts, k, f"{name} x {k}", **sampling)
         num_tokens += tokens
-        executions += k * len(examples)
-        hits = [sum(v.match for v in group) for group in sampled]
-        result[f"mean@{k}"] = sum(hits) / (k * len(examples))
-        result |= with_interval(f"pass@{k}", [pass_at_k(k, c, k) for c in hits])
-        result |= with_interval(f"vote@{k}", [vote_is_right(group) for group in sampled])
-    cost = {"num_tokens": num_tokens, "sql_executions": executions, "seconds": round(time.perf_counter() - started, 2)}
-    return result | cost | {"versions": versions(), "correct": [int(v.match) for (v,) in greedy]}
+        for answer, group in zip(answers, sampled, strict=True):
+            answer |= {"hits": [v.match for v in group], "vote_match": vote_is_right(group)}
+    size = sum(parameter.numel() for parameter in model.parameters())
+    work = {"num_tokens": num_tokens, "parameter_passes": num_tokens * size}
+    seconds, price = time.perf_counter() - started, config.eval.hourly_price
+    result = measure(answers) | cost(seconds, latencies, (1 + k) * len(examples), price, **work)
+    return result | {"versions": versions()} | ({"note": LEAKS} if data.schema == "gold" else {})
 
 
 def sample_verdicts(
-    model, tokenizer, examples, prompts, k, name, *, batch_size, **sampling
-) -> tuple[list[list[Verdict]], int]:
-    """k completions a question, each scored: n x k verdicts and the number of tokens decoded."""
-    verdicts, num_tokens = [], 0
+    model, tokenizer, examples, prompts, k, name, *, batch_size, workers, **sampling
+) -> tuple[list[list[Verdict]], int, list[float]]:
+    """k completions a question, each scored: n x k verdicts, the number of tokens decoded, seconds a question."""
+    verdicts, num_tokens, latencies = [], 0, []
     size = max(1, batch_size // k)
     for start in tqdm(range(0, len(prompts), size), desc=name, disable=None, leave=False):
-        batch = slice(start, start + size)
+        batch, began = slice(start, start + size), time.perf_counter()
         rollouts, texts = rollout(model, tokenizer, prompts[batch], k, **sampling)
         num_tokens += int(rollouts.lengths.sum())
-        for example, group in zip(examples[batch], texts, strict=True):
-            verdicts.append([score_completion(example, text) for text in group])
-    return verdicts, num_tokens
+        verdicts += score_completions(examples[batch], texts, workers)
+        latencies += [time.perf_counter() - began] * len(texts)
+    return verdicts, num_tokens, latencies
 
 
 def vote_is_right(verdicts: list[Verdict]) -> bool:
     """Whether the rows that most samples returned are the gold's."""
     winner = majority_vote([v.result for v in verdicts], [v.sql for v in verdicts])
     return winner is not None and verdicts[winner].match
-
-
-def with_interval(name: str, values: list) -> dict[str, float]:
-    """A share with its 95 % Wilson interval. Example: [1, 0] -> {x: 0.5, x_low: 0.0945, x_high: 0.9055}"""
-    low, high = wilson_interval(sum(values), len(values))
-    return {name: sum(values) / len(values), f"{name}_low": low, f"{name}_high": high}
 
 
 def versions() -> dict[str, str]:
@@ -159,32 +165,14 @@ def verdict_in_words(before: dict, after: dict, flat: float | None = None) -> st
     flat: share of the groups that carried no gradient, where there were groups. Near 1, a change is drift: the few
     groups that differ by accident are all that moved the weights.
     """
-    pairs = list(zip(before["correct"], after["correct"], strict=True))
-    gained, lost = sum(b < a for b, a in pairs), sum(b > a for b, a in pairs)
-    p, points = mcnemar_exact(gained, lost), 100 * (gained - lost) / len(pairs)
+    points, p, words = paired(before, after)
     verdict = "taught nothing that this test set can show"
     if p < 0.05 and flat is not None and flat > 0.95:
         verdict = "drifted, with hardly a group to learn from"
     elif p < 0.05:
         verdict = "taught" if points > 0 else "did harm"
-    paired = f"gained {gained}, lost {lost} of {len(pairs)} questions, exact McNemar p = {p:.2g}"
     why = f"; {flat:.1%} of the groups were flat (equal rewards) and carried no gradient" if flat is not None else ""
-    return f"{verdict}: {points:+.1f} points of execution accuracy ({paired}){why}"
-
-
-def describe(result: dict) -> str:
-    """The result in a few lines: every accuracy with its interval, the vote beside the single attempts."""
-    lines = [f"{result['n']} questions on {result['databases']} databases"]
-    for key in result:
-        if f"{key}_low" in result:
-            interval = f"[{result[f'{key}_low']:.3f}, {result[f'{key}_high']:.3f}]"
-            lines.append(f"  {key:<20} {result[key]:.3f}  {interval}")
-        elif key.startswith("mean@"):
-            lines.append(f"  {key:<20} {result[key]:.3f}  (one sampled attempt)")
-    low, high = result["bootstrap_low"], result["bootstrap_high"]
-    lines.insert(2, f"  {'  over databases':<20}        [{low:.3f}, {high:.3f}] (bootstrap)")
-    cost = f"{result['num_tokens']:,} tokens decoded, {result['sql_executions']:,} SQL executions"
-    return "\n".join([*lines, f"  cost: {cost}, {result['seconds']} s"])
+    return f"{verdict}: {points:+.1f} points of execution accuracy ({words}){why}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -194,23 +182,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--config", help="what to evaluate on; default: the config of the checkpoint's run")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override one value")
     parser.add_argument("--split", choices=("train", "val", "test"), default="test")
-    parser.add_argument("--predictions", help='JSON lines {"db_id", "gold", "pred"}; pred may be a list: votes')
-    parser.add_argument("--databases", help="with --predictions: folder of <db_id>/<db_id>.sqlite")
-    parser.add_argument("--out", type=Path, help="where to write the result: JSON, or JSON lines of predictions")
+    parser.add_argument("--out", type=Path, help="where to write the result (JSON)")
+    parser.add_argument("--compare", type=Path, help="the result (--out) of another run on the same questions")
+    parser.add_argument("--predictions", metavar="FILE", help="queries, no policy: see python -m sqlenv.score -h")
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if "--predictions" in arguments:  # all else on the line is for the scorer, whose positional argument the file is
+        return score.main([argument for argument in arguments if argument != "--predictions"])
     options = parser.parse_args(arguments)
     try:
-        if options.predictions and options.databases and options.out:
-            score.main([options.predictions, "--databases", options.databases, "--out", str(options.out)])
-            return 0
         if not options.checkpoint:
-            raise ValueError("expected --checkpoint PATH, or --predictions FILE --databases DIR --out FILE")
+            raise ValueError("expected --checkpoint PATH, or --predictions FILE --data SOURCE")
         folder = options.checkpoint
         if folder.name == "last" or (folder / "checkpoints").is_dir():  # the newest one of a run
             folder = last_checkpoint(folder.parent.parent if folder.name == "last" else folder)
         if not folder.is_dir():
-            raise ValueError(
-                f"--checkpoint {folder}: no such folder; expected a run's checkpoints/last or a model folder"
-            )
+            wanted = "a run's checkpoints/last or a model folder"
+            raise ValueError(f"--checkpoint {folder}: no such folder; expected {wanted}")
+        other = load_result(options.compare) if options.compare else None
+        if options.compare and not other:
+            raise ValueError(f"--compare {options.compare}: no result; expected what --out wrote, or verdicts")
         config = load_config(options.config or folder.parent.parent / "config.toml", options.set)
         model, tokenizer = load_policy(config.model, folder), load_tokenizer(folder)
         examples = load_split(config, options.split)
@@ -219,6 +209,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{folder} on {options.split}: {describe(result)}")
         if options.out:
             write_text(options.out, json.dumps(result) + "\n")
+        if other:
+            points, _, words = paired(other, result)
+            print(f"against {options.compare}: {points:+.1f} points ({words})")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -13,13 +13,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 import argparse
+import hashlib
 import json
 import math
 import shutil
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -27,31 +28,36 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from evaluate import describe, encode_prompt, evaluate_policy, headline, load_split, prompt_messages, verdict_in_words
+from evaluate import (
+    encode_prompt,
+    evaluate_policy,
+    headline,
+    load_split,
+    prompt_messages,
+    sample_verdicts,
+    verdict_in_words,
+)
 from grpo.advantage import AdvantageInfo, check_advantage, compute_advantages, load_function
+from grpo.card import model_card
 from grpo.checkpoint import derived_generator, last_checkpoint, load_training_state, save_checkpoint
-from grpo.config import Config, RewardConfig, load_config, to_toml
+from grpo.config import Config, RewardConfig, differences, load_config, to_toml
+from grpo.difficulty import class_counts, gate, pass_rate_class, read_pass_rates, write_pass_rates
 from grpo.policy import load_policy, make_policy, train_stages
-from grpo.rollout import Rollouts, question_order, rollout
+from grpo.rollout import Batch, Rewards, Rollouts, is_mixed, join, question_order, rollout
 from grpo.sft import Pair
 from grpo.telemetry import append_line, format_line, means, rollout_metrics, truncate_log
 from grpo.update import learning_rate, make_optimizer, update_policy
+from grpo.watch import EXIT_CODES, Halted, diagnose
 from model.config import read_json, write_text
 from model.qwen2 import Qwen2
 from model.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from sqlenv.database import SqlResult, run_gold
-from sqlenv.datasets import Example
+from sqlenv.example import Example
 from sqlenv.prompt import target_completion
-from sqlenv.reward import Verdict, check_reward, reward_parts, score_completion, sql_reward, total_reward
+from sqlenv.report import describe
+from sqlenv.reward import check_reward, reward_parts, score_completions, sql_reward, total_reward
 
-
-@dataclass(frozen=True)
-class Rewards:
-    """What a step's completions earned."""
-
-    total: Tensor  # (Q, G) float32
-    parts: dict[str, Tensor]  # unweighted, (Q, G) each
-    verdicts: list[list[Verdict]]  # Q x G
+MATCH = {"spider": "match", "bird": "match_bird"}  # reward.metric -> the field of a verdict
 
 
 @dataclass
@@ -69,43 +75,44 @@ class Run:
     reward: Callable
     questions: list[tuple[Example, list[int]]]  # training examples and prompt ids, the too long ones left out
     max_steps: int
-    progress: dict  # step, num_tokens, groups, flat_groups, best: saved with every checkpoint
+    progress: dict  # saved with every checkpoint: step, questions asked, best step, recent metrics, sums
+    started: float  # on the clock of time.perf_counter, less what earlier processes of this run took
 
 
 def train(config: Config, folder: Path, resume: bool = False) -> dict:
     """Run a config from its first SFT stage to its last evaluation; returns what summary.json holds."""
-    started = time.perf_counter()
-    if config.run.num_threads:
-        torch.set_num_threads(config.run.num_threads)
     run = prepare(config, folder, resume)
-    if not resume:
+    if run.progress["step"] == 0:
         test(run, "before")
         validate(run)
 
     while run.progress["step"] < run.max_steps:
         times = [time.perf_counter()]
-        examples, prompts = questions_of_step(run)
+        examples, prompts = next_questions(run, config.grpo.questions_per_step)
         rollouts, texts = sample(run, prompts)
         times.append(time.perf_counter())
         rewards = score_rollouts(examples, texts, run.reward, config.reward)
         times.append(time.perf_counter())
-        info = AdvantageInfo(rollouts.lengths, rollouts.truncated, rewards.parts)
-        advantages = compute_advantages(rewards.total, run.advantage, info)
-        update = update_step(run, rollouts, advantages)
+        batch = refill(run, Batch(examples, rollouts, texts, rewards, len(examples)))
+        times.append(time.perf_counter())
+        info = AdvantageInfo(batch.rollouts.lengths, batch.rollouts.truncated, batch.rewards.parts)
+        advantages = compute_advantages(batch.rewards.total, run.advantage, info)
+        update = update_step(run, batch.rollouts, advantages)
         times.append(time.perf_counter())
         run.progress["step"] += 1
-        log_step(run, rollouts, rewards, update, times)
-        log_samples(run, examples, rollouts, texts, rewards, advantages)
+        log_step(run, batch, update, times)
+        log_samples(run, batch, advantages)
         if due(run, config.eval.eval_steps):
             validate(run)
         if due(run, config.run.save_steps) or run.progress["best_step"] == run.progress["step"]:
             save(run)
+        warn_or_halt(run)
 
     if run.max_steps == 0:  # supervision only: what was measured before is what there is
         save(run)
     else:
         test(run, "after")
-    return summarise(run, time.perf_counter() - started)
+    return summarise(run)
 
 
 # --- before the loop ---
@@ -113,6 +120,9 @@ def train(config: Config, folder: Path, resume: bool = False) -> dict:
 
 def prepare(config: Config, folder: Path, resume: bool) -> Run:
     """Check the custom functions, load data, tokenizer and policy, and make the optimizer or restore it."""
+    started = time.perf_counter()
+    if config.run.num_threads:
+        torch.set_num_threads(config.run.num_threads)
     advantage = check_advantage(config.grpo.advantage)
     reward = partial(sql_reward, metric=config.reward.metric)
     if config.reward.function != "sql":
@@ -123,34 +133,71 @@ def prepare(config: Config, folder: Path, resume: bool) -> Run:
         raise ValueError(f'model.path = "{config.model.path}": no such folder; get the weights first, such as: {how}')
     sets = {split: load_split(config, split) for split in ("train", "val", "test")}
     tokenizer, load_start = start_policy(config, folder)
-    checkpoint = last_checkpoint(folder) if resume else None
-    model = load_policy(config.model, checkpoint) if checkpoint else load_start()
+    # A run that was killed before its first checkpoint begins again; supervised stages go on from their own.
+    complete = any(path.name.isdigit() for path in (folder / "checkpoints").glob("*"))
+    checkpoint = last_checkpoint(folder) if resume and complete else None
+    start = load_start()
+    if tokenizer.vocab_size > start.config.vocab_size:
+        sizes = f"{tokenizer.vocab_size} tokens for {start.config.vocab_size} embedding rows"
+        raise ValueError(f"{tokenizer.folder}: {sizes}; expected the model's own tokenizer")
+    questions = training_questions(config, folder, tokenizer, start, sets["train"])
+    model = load_policy(config.model, checkpoint) if checkpoint else start
     reference = None
     if config.grpo.beta:
         fresh_adapter = config.model.lora_r and not config.sft and not config.model.adapter
         reference = model if fresh_adapter else load_start().requires_grad_(False)
-    if tokenizer.vocab_size > model.config.vocab_size:
-        sizes = f"{tokenizer.vocab_size} tokens for {model.config.vocab_size} embedding rows"
-        raise ValueError(f"{tokenizer.folder}: {sizes}; expected the model's own tokenizer")
     optimizer = make_optimizer(model.parameters(), config.grpo)
-    questions = [(example, encode_prompt(tokenizer, example, config.data)) for example in sets["train"]]
+    max_steps = config.grpo.max_steps
+    if max_steps < 0:
+        max_steps = math.ceil(config.grpo.num_train_epochs * len(questions) / config.grpo.questions_per_step)
+    progress = {"step": 0, "asked": 0, "num_tokens": 0, "groups": 0, "flat_groups": 0.0, "seconds": 0.0}
+    progress |= {"best_step": 0, "best": -1.0, "recent": [], "gate": ""}
+    if checkpoint:
+        progress = load_training_state(checkpoint, optimizer)
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        truncate_log(folder / name, progress["step"] if checkpoint else -1)
+    parts = (sets, tokenizer, model, reference, optimizer, advantage, reward, questions, max_steps, progress)
+    return Run(config, folder, *parts, started - progress["seconds"])
+
+
+def training_questions(
+    config: Config, folder: Path, tokenizer: Tokenizer, model: Qwen2, examples: list[Example]
+) -> list[tuple[Example, list[int]]]:
+    """Training examples with their prompts: those that fit and, with [filter], have a middling pass rate."""
+    questions = [(example, encode_prompt(tokenizer, example, config.data)) for example in examples]
     fitting = [question for question in questions if len(question[1]) <= config.data.max_prompt_length]
     if len(fitting) < len(questions):
         print(f"left out {len(questions) - len(fitting)} of {len(questions)} questions: prompt too long")
+    if config.filter.num_generations and config.grpo.max_steps:
+        limits = (config.filter.num_generations, config.filter.low, config.filter.high)
+        successes = pass_rates(config, folder, tokenizer, model, fitting)
+        counts = ", ".join(f"{name} {count}" for name, count in class_counts(successes, *limits).items())
+        print(f"filter: {counts}, of {len(fitting)} questions", flush=True)
+        classes = [pass_rate_class(s, *limits) for s in successes]
+        fitting = [question for question, name in zip(fitting, classes, strict=True) if name == "kept"]
     if len(fitting) < config.grpo.questions_per_step and config.grpo.max_steps:
         wanted = f"grpo.questions_per_step = {config.grpo.questions_per_step}"
         raise ValueError(f"{len(fitting)} usable training questions; expected at least {wanted}")
-    max_steps = config.grpo.max_steps
-    if max_steps < 0:
-        max_steps = math.ceil(config.grpo.num_train_epochs * len(fitting) / config.grpo.questions_per_step)
-    progress = {"step": 0, "num_tokens": 0, "groups": 0, "flat_groups": 0.0, "best_step": 0, "best": -1.0}
-    if checkpoint:
-        progress = load_training_state(checkpoint, optimizer)
-        for name in ("metrics.jsonl", "samples.jsonl"):
-            truncate_log(folder / name, progress["step"])
-    return Run(
-        config, folder, sets, tokenizer, model, reference, optimizer, advantage, reward, fitting, max_steps, progress
-    )
+    return fitting
+
+
+def pass_rates(config: Config, folder: Path, tokenizer: Tokenizer, model: Qwen2, questions: list) -> list[int]:
+    """How many of K completions of the start are right, for each question: measured, or read if measured before."""
+    k, own = config.filter.num_generations, folder / "pass_rates.json"
+    keys = [hashlib.sha256(f"{e.db_id}\0{e.question}\0{e.gold}".encode()).hexdigest()[:16] for e, _ in questions]
+    file = Path(config.filter.file) if config.filter.file and not own.is_file() else own
+    if config.filter.file or own.is_file():
+        successes = read_pass_rates(file, keys, k)
+    else:
+        settings = {"temperature": config.grpo.temperature, "batch_size": config.eval.batch_size}
+        settings |= {"max_completion_length": config.grpo.max_completion_length, "workers": config.reward.num_workers}
+        settings["generator"] = derived_generator(config.run.seed, "filter")
+        examples, prompts = zip(*questions, strict=True)
+        verdicts, _, _ = sample_verdicts(model, tokenizer, examples, list(prompts), k, "filter", **settings)
+        match = attrgetter(MATCH[config.reward.metric])
+        successes = [sum(map(match, group)) for group in verdicts]
+    write_pass_rates(own, keys, successes, k, config.filter.low, config.filter.high)
+    return successes
 
 
 def start_policy(config: Config, folder: Path) -> tuple[Tokenizer, Callable[[], Qwen2]]:
@@ -181,24 +228,30 @@ def sft_pairs(tokenizer: Tokenizer, examples: list[Example], config: Config) -> 
 # --- inside the loop ---
 
 
-def questions_of_step(run: Run) -> tuple[list[Example], list[list[int]]]:
+def next_questions(run: Run, count: int) -> tuple[list[Example], list[list[int]]]:
     """The next questions and their prompts."""
     order = partial(derived_generator, run.config.run.seed, "order")
-    chosen = question_order(len(run.questions), run.config.grpo.questions_per_step, run.progress["step"], order)
+    chosen = question_order(len(run.questions), count, run.progress["asked"], order)
+    run.progress["asked"] += count
     return [run.questions[i][0] for i in chosen], [run.questions[i][1] for i in chosen]
 
 
-def sample(run: Run, prompts: list[list[int]]) -> tuple[Rollouts, list[list[str]]]:
+def sample(run: Run, prompts: list[list[int]], attempt: int = 0) -> tuple[Rollouts, list[list[str]]]:
     """One group of completions for each prompt; no top-k or top-p, so that what is scored is what was sampled."""
     config = run.config.grpo
     settings = {"max_completion_length": config.max_completion_length, "temperature": config.temperature}
-    generator = derived_generator(run.config.run.seed, "rollout", run.progress["step"])
-    return rollout(run.model, run.tokenizer, prompts, config.num_generations, generator=generator, **settings)
+    purpose = f"rollout {attempt}" if attempt else "rollout"
+    generator = derived_generator(run.config.run.seed, purpose, run.progress["step"])
+    rollouts, texts = rollout(
+        run.model, run.tokenizer, prompts, config.num_generations, generator=generator, **settings
+    )
+    run.progress["num_tokens"] += int(rollouts.lengths.sum()) + sum(map(len, prompts))
+    return rollouts, texts
 
 
 def score_rollouts(examples: list[Example], texts: list[list[str]], reward: Callable, config: RewardConfig) -> Rewards:
     """Execute every completion's SQL, compare its rows with the gold's, and weigh the parts of the reward."""
-    verdicts = [[score_completion(e, text) for text in group] for e, group in zip(examples, texts, strict=True)]
+    verdicts = score_completions(examples, texts, config.num_workers)
     parts = [
         [reward_parts(reward, config.function, e, text, verdict) for text, verdict in zip(group, row, strict=True)]
         for e, group, row in zip(examples, texts, verdicts, strict=True)
@@ -207,6 +260,25 @@ def score_rollouts(examples: list[Example], texts: list[list[str]], reward: Call
     names = sorted({part for row in parts for p in row for part in p})  # a part that a completion lacks counts 0
     by_name = {part: torch.tensor([[float(p.get(part, 0)) for p in row] for row in parts]) for part in names}
     return Rewards(total, by_name, verdicts)
+
+
+def refill(run: Run, batch: Batch) -> Batch:
+    """Dynamic sampling (DAPO, 2503.14476): flat groups give way to mixed ones of further questions, in bounded rounds.
+
+    As many questions are asked as groups are flat; what still is flat after the last round stays.
+    """
+    for attempt in range(1, 1 + run.config.grpo.max_resampling):
+        flat = [q for q, mixed in enumerate(is_mixed(batch)) if not mixed]
+        if not flat:
+            break
+        examples, prompts = next_questions(run, len(flat))
+        rollouts, texts = sample(run, prompts, attempt)
+        rewards = score_rollouts(examples, texts, run.reward, run.config.reward)
+        new = Batch(examples, rollouts, texts, rewards, len(examples))
+        found = [len(batch.examples) + q for q, mixed in enumerate(is_mixed(new)) if mixed]
+        kept = [q for q in range(len(batch.examples)) if q not in flat[: len(found)]]
+        batch = join(batch, new, kept + found)
+    return batch
 
 
 def update_step(run: Run, rollouts: Rollouts, advantages: Tensor) -> dict:
@@ -227,6 +299,7 @@ def due(run: Run, every: int) -> bool:
 def save(run: Run) -> None:
     """A complete checkpoint; of the older ones only the best by validation stays."""
     base = run.config.model.path
+    run.progress["seconds"] = time.perf_counter() - run.started
     save_checkpoint(run.folder, run.model, run.tokenizer.folder, run.optimizer, run.progress, base)
 
 
@@ -234,15 +307,23 @@ def save(run: Run) -> None:
 
 
 def validate(run: Run) -> None:
-    """Greedy accuracy on val: logged, and the step remembered if it is the best so far."""
-    result = evaluate_policy(run.model, run.tokenizer, run.sets["val"], run.config, num_generations=0, name="val")
-    keys = ("execution_accuracy", "execution_accuracy_low", "execution_accuracy_high", "bird_accuracy")
-    step = run.progress["step"]
-    append_line(run.folder / "metrics.jsonl", {"step": step} | {f"val/{key}": result[key] for key in keys})
+    """Greedy accuracy on val: logged, and the step remembered if it is the best so far.
+
+    Before the first step also the gate: from pass@k of val, whether GRPO has something to work with.
+    """
+    step, k = run.progress["step"], run.config.eval.num_generations
+    count = 0 if step else k
+    result = evaluate_policy(run.model, run.tokenizer, run.sets["val"], run.config, num_generations=count, name="val")
+    keys = ["execution_accuracy", "execution_accuracy_low", "execution_accuracy_high", "bird_accuracy"]
     accuracy, low, high, _ = (result[key] for key in keys)
+    print(f"val at step {step}: execution accuracy {accuracy:.3f} [{low:.3f}, {high:.3f}]", flush=True)
+    if count:
+        keys += [f"pass@{k}", f"vote@{k}"]
+        run.progress["gate"] = gate(accuracy, (high - low) / 2, result[f"pass@{k}"], k)
+        print(f"gate: {run.progress['gate']}", flush=True)
+    append_line(run.folder / "metrics.jsonl", {"step": step} | {f"val/{key}": result[key] for key in keys})
     if accuracy > run.progress["best"]:
         run.progress |= {"best": accuracy, "best_step": step}
-    print(f"val at step {step}: execution accuracy {accuracy:.3f} [{low:.3f}, {high:.3f}]", flush=True)
 
 
 def test(run: Run, when: str) -> None:
@@ -253,34 +334,46 @@ def test(run: Run, when: str) -> None:
     print(f"test {when}: {describe(result)}", flush=True)
 
 
-def log_step(run: Run, rollouts: Rollouts, rewards: Rewards, update: dict, times: list[float]) -> None:
+def log_step(run: Run, batch: Batch, update: dict, times: list[float]) -> None:
     """One line of metrics.jsonl and one on the console."""
-    match = attrgetter("match" if run.config.reward.metric == "spider" else "match_bird")
+    match = attrgetter(MATCH[run.config.reward.metric])
+    rollouts, rewards, progress = batch.rollouts, batch.rewards, run.progress
     correct = torch.tensor([[match(verdict) for verdict in row] for row in rewards.verdicts])
     statuses = [[v.status for v in row] for row in rewards.verdicts]
     metrics = rollout_metrics(rewards.total, rewards.parts, correct, statuses, rollouts.lengths, rollouts.truncated)
-    questions, progress = len(rewards.verdicts), run.progress
-    progress["groups"] += questions
-    progress["flat_groups"] += metrics["frac_reward_zero_std"] * questions
-    progress["num_tokens"] += int(rollouts.lengths.sum()) + sum(map(len, rollouts.prompt_ids))
+    progress["groups"] += len(batch.examples)
+    progress["flat_groups"] += metrics["frac_reward_zero_std"] * len(batch.examples)
     entropy = (torch.tensor(rollouts.entropy) * rollouts.lengths).sum() / rollouts.lengths.sum()
-    record = {"step": progress["step"], "epoch": progress["step"] * questions / len(run.questions)} | metrics
+    record = {"step": progress["step"], "epoch": progress["asked"] / len(run.questions)} | metrics
     record |= means(update) | {"entropy": float(entropy), "num_tokens": progress["num_tokens"]}
-    record |= {"num_generations": run.config.grpo.num_generations, "step_time": times[-1] - times[0]}
-    names = ("time/rollout", "time/reward", "time/update")
+    record |= {"num_generations": run.config.grpo.num_generations, "sampled_groups": batch.asked}
+    names = ("time/rollout", "time/reward", "time/refill", "time/update")
     record |= {name: end - start for name, start, end in zip(names, times, times[1:], strict=False)}
+    record["step_time"] = times[-1] - times[0]
     append_line(run.folder / "metrics.jsonl", record)
     print(format_line(record, run.max_steps), flush=True)
+    progress["recent"] = [*progress["recent"], record][-run.config.watch.steps :]
 
 
-def log_samples(run: Run, examples, rollouts: Rollouts, texts, rewards: Rewards, advantages: Tensor) -> None:
+def warn_or_halt(run: Run) -> None:
+    """Say so if the run teaches nothing; end it, with a checkpoint, where the config asks for that."""
+    finding = diagnose(run.progress["recent"], run.config.watch)
+    if finding and run.config.watch.halt:
+        save(run)
+        summarise(run, str(finding))
+        raise Halted(finding)
+    if finding and run.progress["step"] % run.config.watch.steps == 0:
+        print(f"warning: {finding}", flush=True)
+
+
+def log_samples(run: Run, batch: Batch, advantages: Tensor) -> None:
     """samples.jsonl: what a reader needs to follow a group; every group of the first steps, a few of each later one."""
-    config, step = run.config.run, run.progress["step"]
-    count = len(examples) if step <= config.log_samples_steps else config.log_samples_groups
-    for q, example in enumerate(examples[:count]):
+    config, step, rewards, rollouts = run.config.run, run.progress["step"], batch.rewards, batch.rollouts
+    count = len(batch.examples) if step <= config.log_samples_steps else config.log_samples_groups
+    for q, example in enumerate(batch.examples[:count]):
         completions = [
             {
-                "text": texts[q][g],
+                "text": batch.texts[q][g],
                 "sql": verdict.sql,
                 "status": verdict.status,
                 "rows": first_rows(verdict.result),
@@ -304,16 +397,24 @@ def first_rows(result: SqlResult) -> list[list[str]]:
     return [[str(value)[:80] for value in row[:20]] for row in result.rows[:5]]
 
 
-def summarise(run: Run, seconds: float) -> dict:
+def summarise(run: Run, halted: str = "") -> dict:
     """summary.json and its verdict in words: what the run taught, or that it taught nothing and why."""
     files = {when: run.folder / f"eval-test-{when}.json" for when in ("before", "after")}
     results = {when: read_json(file) for when, file in files.items() if file.is_file()}
     flat = run.progress["flat_groups"] / max(run.progress["groups"], 1)
-    verdict = verdict_in_words(results["before"], results["after"], flat) if "after" in results else "no RL: SFT only"
+    verdict = f"halted at step {run.progress['step']}: {halted}" if halted else "no RL: SFT only"
+    if "after" in results and not halted:
+        verdict = verdict_in_words(results["before"], results["after"], flat)
     summary = {when: headline(result) for when, result in results.items()}
-    summary |= {"dead_group_share": flat, "seconds": round(seconds, 1), "seed": run.config.run.seed}
+    summary |= {
+        "dead_group_share": flat,
+        "seconds": round(time.perf_counter() - run.started, 1),
+        "seed": run.config.run.seed,
+    }
     summary |= {"versions": results["before"]["versions"], "verdict": verdict, "best_step": run.progress["best_step"]}
+    summary["gate"] = run.progress["gate"]
     write_text(run.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    write_text(last_checkpoint(run.folder) / "README.md", model_card(run.config, summary, run.progress["step"]))
     print(f"{verdict}\n{run.folder / 'summary.json'}")
     return summary
 
@@ -333,26 +434,35 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override one value")
     parser.add_argument("--short", action="store_true", help="apply the config's own list of changes for a short try")
     parser.add_argument("--resume", metavar="RUN_DIR", help="continue a run from its last checkpoint")
+    parser.add_argument("--allow-changes", action="store_true", help="with --resume: go on under a changed config")
     options = parser.parse_args(arguments)
     folder = Path(options.resume or "")
     try:
-        if bool(options.config) == bool(options.resume) or (options.resume and (options.set or options.short)):
-            raise ValueError("expected either --config FILE [--set ...] [--short] or --resume RUN_DIR alone")
+        if not options.config and not options.resume:
+            raise ValueError("expected --config FILE [--set ...] [--short], or --resume RUN_DIR")
         config = load_config(options.config or folder / "config.toml", options.set, short=options.short)
-        if options.config:
+        if options.resume:
+            saved = load_config(folder / "config.toml")
+            config = replace(config, run=replace(config.run, name=saved.run.name))
+            if (changes := differences(saved, config)) and not options.allow_changes:
+                raise ValueError(
+                    f"{folder}: changed config: {'; '.join(changes)}; --allow-changes to go on all the same"
+                )
+        else:
             folder = new_folder(config.run.output_dir, config.run.name)
-            write_text(folder / "config.toml", to_toml(config))
+        write_text(folder / "config.toml", to_toml(config))
         train(config, folder, resume=bool(options.resume))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        if options.config and folder.name and not (folder / "eval-test-before.json").exists():
+        if not options.resume and folder.name and not (folder / "eval-test-before.json").exists():
             shutil.rmtree(folder)  # it failed before it began: nothing half-written stays
         return 2
+    except Halted as error:
+        finding = error.args[0]
+        print(f"halted: {finding}", file=sys.stderr)
+        return EXIT_CODES[finding.reason]
     except KeyboardInterrupt:
-        saved = (folder / "checkpoints" / "last").is_file()
-        print(
-            f"stopped; python train.py --resume {folder}" if saved else "stopped before a checkpoint", file=sys.stderr
-        )
+        print(f"stopped; to go on: python train.py --resume {folder}", file=sys.stderr)
         return 130
     return 0
 

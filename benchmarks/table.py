@@ -7,6 +7,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from statistics import mean, stdev
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -18,6 +19,7 @@ FIGURES = ("execution_accuracy", "bird_accuracy", "mean@8", "pass@8", "vote@8", 
 NAMES = {"clean": "SFT, clean labels", "rejection": "rejection sampling"}
 COLUMNS = ["run", "seed", "EX before", "EX after", "over databases", "mean@8 before / after", "pass@8 before / after"]
 COLUMNS += ["vote@8 after", "flat groups"]
+SPREAD = [(when, key) for key in ("execution_accuracy", "mean@8", "pass@8", "vote@8") for when in ("before", "after")]
 
 
 def figures(evaluation: dict) -> dict:
@@ -66,11 +68,29 @@ def interval(evaluation: dict, name: str) -> str:
     return f"[{short(evaluation[f'{name}_low'])}, {short(evaluation[f'{name}_high'])}]"
 
 
+def name_of(result: dict) -> str:
+    """What was run, without its seed."""
+    return NAMES.get(result.get("method")) or result["run"].rsplit("-seed", 1)[0]
+
+
+def spreads(results: list[dict]) -> list[str]:
+    """For every kind of run, mean and standard deviation over its seeds. Example: EX .1 and .3 -> .200 +- .141"""
+    lines = []
+    for name in dict.fromkeys(map(name_of, results)):
+        part = [result for result in results if name_of(result) == name]
+        if len(part) > 1:
+            cells = [name, f"mean ± sd of {len(part)}"]
+            for when, key in SPREAD:
+                values = [result[when][key] for result in part]
+                cells.append(f"{short(mean(values))} ± {short(stdev(values))}")
+            lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
 def row(result: dict) -> str:
     """A line of the README's table."""
     before, after, accuracy = result["before"], result["after"], "execution_accuracy"
-    name = NAMES.get(result.get("method")) or result["run"].rsplit("-seed", 1)[0]
-    cells = [name, str(result["seed"]), f"{short(before[accuracy])} {interval(before, accuracy)}"]
+    cells = [name_of(result), str(result["seed"]), f"{short(before[accuracy])} {interval(before, accuracy)}"]
     cells += [f"**{short(after[accuracy])}** {interval(after, accuracy)}", interval(after, "bootstrap")]
     cells += [f"{short(before[key])} / {short(after[key])}" for key in ("mean@8", "pass@8")]
     cells += [f"{short(after['vote@8'])} {interval(after, 'vote@8')}"]
@@ -106,7 +126,10 @@ def main() -> None:
     options = parser.parse_args()
     read = [read_run(path) if path.is_dir() else read_control(path) for path in options.results]
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
-    print("\n".join([*map(row, read), *paired_tests(options.results)]))
+    print("\n".join(map(row, read)))
+    heads = ["run", "seeds", *(f"{key} {when}" for when, key in SPREAD)]
+    print(f"\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+    print("\n".join([*spreads(read), "", *paired_tests(options.results)]))
     if options.out:
         options.out.write_text(json.dumps(read, indent=1) + "\n", encoding="utf-8")
 

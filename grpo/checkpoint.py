@@ -14,10 +14,11 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch.optim import Optimizer
 
 from model.adapters import save_adapter
-from model.config import write_text
+from model.config import replacing, write_text
 from model.lora import lora_parameters
 from model.qwen2 import Qwen2
 from model.weights import save_model
@@ -46,13 +47,16 @@ def save_checkpoint(
     root, step = run_dir / "checkpoints", progress["step"]
     temporary, final, aside = root / f"{step}.writing", root / str(step), root / f"{step}.old"
     shutil.rmtree(temporary, ignore_errors=True)
-    save_policy(model, temporary, base_model)
-    for name in TOKENIZER_FILES:  # so that a checkpoint is a folder that can be used alone
-        if (tokenizer_folder / name).is_file():
-            shutil.copy(tokenizer_folder / name, temporary / name)
-    randomness = {"torch": torch.get_rng_state(), "python": random.getstate()}  # used by custom functions, if at all
-    state = {"progress": progress, "optimizer": optimizer.state_dict(), "randomness": randomness}
-    torch.save(state, temporary / "training_state.pt")
+    try:
+        save_policy(model, temporary, base_model)
+        for name in TOKENIZER_FILES:  # so that a checkpoint is a folder that can be used alone
+            if (tokenizer_folder / name).is_file():
+                shutil.copy(tokenizer_folder / name, temporary / name)
+        save_state(temporary / "training_state.pt", progress=progress, optimizer=optimizer.state_dict())
+    except (OSError, RuntimeError, SafetensorError) as error:  # a full disk is any of these
+        shutil.rmtree(temporary, ignore_errors=True)
+        what = f"the checkpoint of step {step} could not be written ({error}); the one before it is whole"
+        raise OSError(f"{root}: {what}: make room, then --resume {run_dir}") from error
     if final.exists():  # a folder cannot be replaced: the old one steps aside, and goes with the other old ones below
         shutil.rmtree(aside, ignore_errors=True)
         os.replace(final, aside)
@@ -75,11 +79,24 @@ def last_checkpoint(run_dir: Path) -> Path:
 
 def load_training_state(folder: Path, optimizer: Optimizer) -> dict:
     """Put optimizer and random states back and return the progress; ValueError if the file is damaged."""
-    try:
-        state = torch.load(folder / "training_state.pt", weights_only=True)
-    except Exception as error:  # damaged bytes raise whatever the unpickler stumbles over: KeyError, EOFError, ...
-        raise ValueError(f"{folder / 'training_state.pt'} is damaged ({error}); expected a whole checkpoint") from error
+    state = load_state(folder / "training_state.pt")
     optimizer.load_state_dict(state["optimizer"])
+    return state["progress"]
+
+
+def save_state(file: Path, **state: object) -> None:
+    """Write a state with the global random states, which custom functions may use, atomically."""
+    state["randomness"] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    with replacing(file) as temporary:
+        torch.save(state, temporary)
+
+
+def load_state(file: Path) -> dict:
+    """What `save_state` wrote, the random states set as they were; ValueError if the file is damaged."""
+    try:
+        state = torch.load(file, weights_only=True)
+    except Exception as error:  # damaged bytes raise whatever the unpickler stumbles over: KeyError, EOFError, ...
+        raise ValueError(f"{file} is damaged ({error}); expected a whole checkpoint") from error
     torch.set_rng_state(state["randomness"]["torch"])
     random.setstate(state["randomness"]["python"])
-    return state["progress"]
+    return state

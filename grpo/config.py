@@ -9,7 +9,8 @@ import difflib
 import json
 import math
 import tomllib
-from dataclasses import dataclass, field, is_dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -21,6 +22,7 @@ TopP = Annotated[float, "more than 0 and at most 1", lambda x: 0 < x <= 1]
 MaxSteps = Annotated[int, "at least -1", lambda x: x >= -1]
 Weight = Annotated[float, "a finite number", math.isfinite]  # a penalty is negative
 Schedule = Literal["constant", "cosine", "linear", "constant_with_warmup"]
+Schema = Literal["full", "gold"]
 Layer = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 DEFAULT_WEIGHTS = {"correct": 1.0, "executes": 0.1, "format": 0.2, "exact": 0.0}
 
@@ -53,7 +55,9 @@ class ModelConfig:
 class DataConfig:
     """[data]: questions, databases and how a prompt shows them."""
 
-    source: str = "synthetic"  # "synthetic" or a dataset folder
+    source: str = "synthetic"  # "synthetic" or a dataset folder (sqlenv/datasets.py)
+    test_source: str = ""  # where the test questions come from, "" = source
+    exclude_sft: bool = False  # RL trains only on questions that no [[sft]] stage has seen
     cache_dir: str = "runs/cache"  # synthetic databases, by their arguments; SFT stages, by the hash of what made them
     train_databases: Count = 200  # synthetic: databases of each split
     val_databases: Count = 40
@@ -63,15 +67,18 @@ class DataConfig:
     val_limit: int = 0
     test_limit: int = 0
     prompt_style: Literal["compact", "ddl"] = "compact"  # how the schema is written
+    schema: Schema = "full"  # of training prompts; "gold" shows only what the gold reads: an ablation, it leaks
     sample_values: int = 0  # values shown per column
     system: str = ""  # system message, "" = the tokenizer's default
-    max_prompt_length: Count = 1024  # tokens; longer prompts are left out and counted
+    max_prompt_length: Count = 1024  # tokens; training leaves longer ones out and counts them, val and test refuse
 
 
 @dataclass(frozen=True)
 class SftConfig:
     """[[sft]]: one supervised stage before RL; write the section again for another stage."""
 
+    source: str = ""  # "synthetic" or a dataset folder; "" = data.source
+    share: Share = 1.0  # of its training questions, drawn with run.seed
     databases: Count = 200  # synthetic databases made for this stage
     questions_per_database: Count = 8
     sloppy: Share = 0.0  # share of labels that break the convention of their question family on purpose
@@ -89,11 +96,22 @@ class SftConfig:
 
 
 @dataclass(frozen=True)
+class FilterConfig:
+    """[filter]: before RL, keep the training questions that the starting policy answers sometimes (difficulty.py)."""
+
+    num_generations: int = 0  # K, completions sampled per question; 0 = no filter
+    low: Share = 0.2  # a question is kept if its pass rate is above low
+    high: Share = 0.8  # and below high
+    file: str = ""  # pass_rates.json of an earlier run with the same questions; "" = measure
+
+
+@dataclass(frozen=True)
 class GrpoConfig:
     """[grpo]: sampling, advantages, loss and optimizer of the reinforcement steps."""
 
     questions_per_step: Count = 16  # Q
     num_generations: Count = 8  # G, completions per question
+    max_resampling: int = 0  # dynamic sampling: so many times a step's flat groups give way to further questions
     max_completion_length: Count = 128  # C, tokens
     temperature: Positive = 1.0  # of sampling and of the trained log-probabilities alike
     top_p: TopP = 1.0  # must stay 1.0: the policy that is scored must be the policy that was sampled
@@ -129,6 +147,7 @@ class RewardConfig:
     function: str = "sql"  # "sql" or my_file.py:my_fn
     metric: Literal["spider", "bird"] = "spider"  # which comparison makes `correct`; both are always reported
     weights: dict[str, Weight] = field(default_factory=dict)  # per part, over the defaults DEFAULT_WEIGHTS
+    num_workers: int = 0  # processes that run queries, in training and evaluation; 0 or 1 = this one
 
 
 @dataclass(frozen=True)
@@ -141,6 +160,18 @@ class EvalConfig:
     top_p: TopP = 1.0
     top_k: int = 0
     batch_size: Count = 128  # completions decoded together
+    schema: Schema = "full"  # of val and test prompts; every figure made with "gold" is labelled as leaking
+    hourly_price: float = 0.0  # of the machine, in any currency; 0 = evaluations show no price
+
+
+@dataclass(frozen=True)
+class WatchConfig:
+    """[watch]: when a run that teaches nothing says so, and whether it ends (watch.py)."""
+
+    steps: Count = 20  # so many steps in a row
+    flat_groups: Share = 0.95  # a share of flat groups that is too large
+    clipped_completions: Share = 0.5  # a share of truncated completions that is too large
+    halt: bool = False  # end the run, with a checkpoint and an exit code of its own; false = a warning
 
 
 @dataclass(frozen=True)
@@ -163,9 +194,11 @@ class Config:
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     sft: tuple[SftConfig, ...] = ()
+    filter: FilterConfig = FilterConfig()
     grpo: GrpoConfig = GrpoConfig()
     reward: RewardConfig = field(default_factory=RewardConfig)
     eval: EvalConfig = EvalConfig()
+    watch: WatchConfig = WatchConfig()
     run: RunConfig = RunConfig()
 
 
@@ -189,6 +222,21 @@ def load_config(path: str | Path, overrides: list[str] | tuple[str, ...] = (), s
     except ValueError as error:  # tomllib.TOMLDecodeError and UnicodeDecodeError are ValueErrors too
         raise ValueError(f"{where}: {error}") from None
     return config
+
+
+def differences(saved: Config, given: Config) -> list[str]:
+    """Every value in which two configs differ. Example: ["grpo.beta: 0.0 -> 0.1"]"""
+    old, new = (dict(_flatten(asdict(config))) for config in (saved, given))
+    return [f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in old | new if old.get(key) != new.get(key)]
+
+
+def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted path, leaf) of nested dicts and tuples: {"a": {"b": 1}} -> ("a.b", 1)."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, tuple) else ()
+    if not items:
+        yield path, value
+    for key, item in items:
+        yield from _flatten(item, f"{path}.{key}".lstrip("."))
 
 
 def to_toml(config: Config) -> str:
@@ -299,6 +347,8 @@ def _check_together(config: Config) -> None:
         f"grpo.epsilon_high = {high}; expected the absolute cap of the ratio, such as 5.0": cispo and (high or 0) < 1,
         f"grpo.delta = {g.delta}; expected more than 1 + epsilon_high, and not with cispo": low_delta,
         f"{late}: warmup_steps with a constant rate; expected constant_with_warmup": late,
+        f"filter.low = {config.filter.low}, high = {config.filter.high}; expected low < high": config.filter.low
+        >= config.filter.high,
         f"reward.weights: unknown {sorted(weights)}; expected some of {', '.join(DEFAULT_WEIGHTS)}": weights,
         f'run.name = "{name}"; expected one folder name': Path(name).name != name,
     }

@@ -14,15 +14,19 @@ from pathlib import Path
 
 import torch
 
-from grpo.checkpoint import derived_generator, save_policy
+from grpo.checkpoint import derived_generator, load_state, save_policy, save_state
 from grpo.config import Config, ModelConfig
 from grpo.sft import Pair, make_groups, train_sft
-from grpo.telemetry import append_line
+from grpo.telemetry import append_line, truncate_log
 from model.adapters import load_adapter
 from model.config import Qwen2Config
 from model.lora import add_lora
 from model.qwen2 import Qwen2
 from model.weights import load_model
+
+LOG_EVERY = (
+    50  # steps of a supervised stage between lines of its log, and between states that a killed run goes on from
+)
 
 
 def make_policy(config: ModelConfig, seed: int = 0) -> Qwen2:
@@ -56,7 +60,8 @@ def load_policy(config: ModelConfig, folder: str | Path) -> Qwen2:
 def train_stages(config: Config, pairs: list[list[list[Pair]]], log: Path) -> Path:
     """Run the [[sft]] stages one after the other, unless an earlier run made exactly the same; the result's folder.
 
-    pairs: for each stage and database, (prompt ids, completion ids). log: JSON lines, one in fifty steps.
+    pairs: for each stage and database, (prompt ids, completion ids). log: JSON lines, one every LOG_EVERY steps, when
+    also the state is kept beside the folder: a run that is killed goes on from there, on a CPU bit for bit.
     """
     settings = asdict(config.model) | {"device": None, "gradient_checkpointing": None, "path": None, "adapter": None}
     digest = hashlib.sha256(json.dumps([settings, [asdict(s) for s in config.sft], config.run.seed, pairs]).encode())
@@ -65,16 +70,25 @@ def train_stages(config: Config, pairs: list[list[list[Pair]]], log: Path) -> Pa
             digest.update(hashlib.sha256(file.read_bytes()).digest())
     folder = Path(config.data.cache_dir) / f"sft-{digest.hexdigest()[:16]}"
     if not folder.is_dir():
-        model = make_policy(config.model, config.run.seed)
-        for index, stage in enumerate(config.sft):
+        model, unfinished = make_policy(config.model, config.run.seed), folder.with_suffix(".pt")
+        state = load_state(unfinished) if unfinished.is_file() else {"stage": 0, "step": 0}
+        truncate_log(log, state["step"], state["stage"])
+        if "model" in state:
+            model.load_state_dict(state["model"], strict=False)  # strict=False: only what trains was saved
+        for index, stage in list(enumerate(config.sft))[state["stage"] :]:
             groups = make_groups(pairs[index], stage.max_branches)
-            for step, row in train_sft(model, groups, stage, config.run.seed):
-                if step % 50 == 0 or step == stage.max_steps:
+            start = state if index == state["stage"] else {}
+            for step, row, optimizer in train_sft(model, groups, stage, config.run.seed, start):
+                if step % LOG_EVERY == 0 or step == stage.max_steps:
                     append_line(log, {"stage": index, "step": step} | row)
                     print(f"sft {index} step {step}/{stage.max_steps}  loss {row['sft/loss']:.3f}", flush=True)
+                    trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+                    progress = {"stage": index, "step": step, "model": trained, "optimizer": optimizer.state_dict()}
+                    save_state(unfinished, **progress)
         temporary = folder.with_name(f"{folder.name}.{os.getpid()}")  # runs may share the cache
         save_policy(model, temporary, config.model.path)
         with suppress(OSError):  # another run was faster: its bytes are the same
             temporary.rename(folder)
         shutil.rmtree(temporary, ignore_errors=True)
+        unfinished.unlink(missing_ok=True)
     return folder

@@ -37,6 +37,46 @@ class Rollouts:
         """The rollouts of the given groups, in that order."""
         return Rollouts(**{name: [column[g] for g in groups] for name, column in vars(self).items()})
 
+    def join(self, other: "Rollouts") -> "Rollouts":
+        """These groups, followed by the other ones."""
+        return Rollouts(**{name: column + getattr(other, name) for name, column in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """What completions earned."""
+
+    total: torch.Tensor  # (Q, G) float32
+    parts: dict[str, torch.Tensor]  # unweighted, (Q, G) each
+    verdicts: list[list]  # Q x G, whatever the scorer says about each
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A step's groups: Q questions, G completions of each, what they earned."""
+
+    examples: list
+    rollouts: Rollouts
+    texts: list[list[str]]
+    rewards: Rewards
+    asked: int  # questions sampled to get them; more than Q with dynamic sampling
+
+
+def is_mixed(batch: Batch) -> list[bool]:
+    """For every group, whether its rewards differ. Example: rewards [[1, 0], [1, 1]] -> True, False"""
+    return (batch.rewards.total != batch.rewards.total[:, :1]).any(dim=1).tolist()
+
+
+def join(a: Batch, b: Batch, groups: list[int]) -> Batch:
+    """The given groups, counted through a and then b; a part of the reward that one of them lacks counts 0."""
+    both, names = (a.rewards, b.rewards), a.rewards.parts | b.rewards.parts
+    parts = {name: [r.parts.get(name, torch.zeros_like(r.total)) for r in both] for name in names}
+    columns = (a.examples + b.examples, a.texts + b.texts, a.rewards.verdicts + b.rewards.verdicts)
+    examples, texts, verdicts = ([column[g] for g in groups] for column in columns)
+    total = torch.cat([r.total for r in both])[groups]
+    rewards = Rewards(total, {name: torch.cat(values)[groups] for name, values in parts.items()}, verdicts)
+    return Batch(examples, a.rollouts.join(b.rollouts).select(groups), texts, rewards, a.asked + b.asked)
+
 
 def rollout(
     model: Qwen2, tokenizer, prompts: list[list[int]], num_generations: int, **sampling
@@ -56,13 +96,13 @@ def completion_text(tokenizer, ids: list[int]) -> str:
     return tokenizer.decode(ids[:-1] if ids and ids[-1] in tokenizer.eos_ids else ids)
 
 
-def question_order(n: int, per_step: int, step: int, order_of_pass: Callable[[int], torch.Generator]) -> list[int]:
-    """Which of n questions come in step `step` (0-based): every pass over them is a new permutation.
+def question_order(n: int, count: int, asked: int, order_of_pass: Callable[[int], torch.Generator]) -> list[int]:
+    """Which `count` of n questions come after the first `asked`: every pass over them is a new permutation.
 
-    Nothing is remembered between steps, so a resumed run sees the questions that it would have seen.
+    Nothing but that number is remembered, so a resumed run sees the questions that it would have seen.
     order_of_pass: the generator of a pass's permutation, by the number of the pass.
-    Example: n = 3, per_step = 2: steps 0, 1, 2 take places 0 1 | 2 and 0 of the next pass | 1 2 of the next pass
+    Example: n = 3, count = 2: asked 0, 2, 4 gives places 0 1 | 2 and 0 of the next pass | 1 2 of the next pass
     """
-    places = [divmod(cursor, n) for cursor in range(step * per_step, (step + 1) * per_step)]
+    places = [divmod(place, n) for place in range(asked, asked + count)]
     passes = {number: torch.randperm(n, generator=order_of_pass(number)).tolist() for number, _ in places}
     return [passes[number][place] for number, place in places]

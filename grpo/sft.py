@@ -63,20 +63,28 @@ def sft_loss(model: Qwen2, groups: list[SftGroup], prompt_loss_weight: float) ->
     return -(weights * logprobs).sum() / weights.sum(), int((batch.mask & ~is_question).sum())
 
 
-def train_sft(model: Qwen2, groups: list[SftGroup], stage: SftConfig, seed: int) -> Iterator[tuple[int, dict]]:
+def train_sft(
+    model: Qwen2, groups: list[SftGroup], stage: SftConfig, seed: int, start: dict | None = None
+) -> Iterator[tuple[int, dict, torch.optim.Optimizer]]:
     """Train on the groups, in place, one step each time the next value is asked for; ValueError without groups.
 
-    seed: of the order in which groups come; every pass over them is a new permutation. Yields (step, {"sft/loss",
-    "sft/grad_norm", "sft/learning_rate", "sft/num_tokens": float}), `stage.max_steps` times.
+    seed: of the order in which groups come; every pass over them is a new permutation. start: the "step" after which to
+    go on, and the state of the "optimizer" then. Yields (step, {"sft/loss", "sft/grad_norm", "sft/learning_rate",
+    "sft/num_tokens": float}, optimizer), up to `stage.max_steps`.
     """
     if not groups:
         raise ValueError("the SFT stage has no examples; lower its filters or give it databases")
     optimizer, generator = make_optimizer(model.parameters(), stage), torch.Generator().manual_seed(seed)
     order: list[int] = []
+    done = (start or {}).get("step", 0)
+    if done:
+        optimizer.load_state_dict(start["optimizer"])
     for step in range(stage.max_steps):
         while len(order) < stage.groups_per_step:
             order += torch.randperm(len(groups), generator=generator).tolist()
         chosen, order = order[: stage.groups_per_step], order[stage.groups_per_step :]
+        if step < done:  # the permutations are drawn again, which is all that the order depends on
+            continue
         rate = optimizer.param_groups[0]["lr"] = learning_rate(stage, step, stage.max_steps)
         loss, tokens = sft_loss(model, [groups[i] for i in chosen], stage.prompt_loss_weight)
         loss.backward()
@@ -84,4 +92,4 @@ def train_sft(model: Qwen2, groups: list[SftGroup], stage: SftConfig, seed: int)
         optimizer.step()
         optimizer.zero_grad()
         metrics = {"loss": loss.detach(), "grad_norm": norm, "learning_rate": rate, "num_tokens": tokens}
-        yield step + 1, {f"sft/{name}": float(value) for name, value in metrics.items()}
+        yield step + 1, {f"sft/{name}": float(value) for name, value in metrics.items()}, optimizer

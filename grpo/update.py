@@ -20,7 +20,7 @@ from grpo.batch import TreeBatch, build_tree, score
 from grpo.config import GrpoConfig
 from grpo.loss import Pair, loss_normalizer, policy_loss
 from grpo.rollout import Rollouts
-from model.lora import adapter_disabled
+from model.lora import adapter_disabled, lora_parameters
 from model.qwen2 import Qwen2
 
 # What [grpo] and the loss both have, by the same names.
@@ -67,7 +67,8 @@ def update_policy(
             for batch in batches:
                 batch.ref_logprobs = score(reference, batch.tree, **scoring)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    totals: dict[str, Pair] = {}
+    taught = sum(int((batch.mask & (batch.advantages != 0)[:, None]).sum()) for batch in batches)
+    totals: dict[str, Pair] = {"tokens/with_gradient_ratio": (taught, int(rollouts.lengths.sum()))}
     for _ in range(config.num_iterations):
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)  # not None: Adam steps on, whether or not there is a signal
@@ -79,10 +80,18 @@ def update_policy(
             loss, stats = policy_loss(logprobs, batch.old_logprobs, batch.advantages, batch.mask, **others, **settings)
             (loss / len(batches) if config.loss_type == "bnpo" else loss).backward()
             add_pairs(totals, stats)
+        matrices = gradient_norms(model)
         norm = torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
-        add_pairs(totals, {"grad_norm": (norm, 1.0)})
+        add_pairs(totals, {name: (value, 1.0) for name, value in {"grad_norm": norm, **matrices}.items()})
         optimizer.step()
     return totals
+
+
+def gradient_norms(model: Qwen2) -> dict[str, float]:
+    """The norm of the gradient of all A matrices of an adapter, and of all B; a B that never moves learns nothing."""
+    names = lora_parameters(model)
+    norms = {kind: [p.grad.norm() for name, p in names.items() if name.endswith(kind)] for kind in ("lora_A", "lora_B")}
+    return {f"grad_norm/{kind}": float(torch.stack(found).norm()) for kind, found in norms.items() if found}
 
 
 def micro_batches(advantages: Tensor, config: GrpoConfig) -> list[list[int]]:

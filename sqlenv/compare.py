@@ -65,15 +65,25 @@ def _canonical(value: object) -> object:
     return int(value) if type(value) is float and value.is_integer() else value
 
 
+def is_selection(narrow_rows: list[tuple], wide_rows: list[tuple]) -> bool:
+    """Are the narrow rows what some columns of the wide rows say? The error "columns only" of sqlenv/errors.py.
+
+    Example: [("Oslo",)] and [(1, "Oslo")] -> True
+    """
+    if not narrow_rows or len(narrow_rows) != len(wide_rows) or len(narrow_rows[0]) > len(wide_rows[0]):
+        return False
+    return _columns_match(canonical_rows(narrow_rows), canonical_rows(wide_rows))
+
+
 def _columns_match(gold_rows: list[tuple], pred_rows: list[tuple]) -> bool:
-    """Is there a permutation of the pred columns under which both are the same bag of rows?
+    """Is there a choice of pred columns, one for each of gold's, under which both are the same bag of rows?
 
     Columns are placed one by one, each on one with the same bag of values; of identical ones only one is tried. A label
     per row says how the row begins; at first, what it holds in any order. Labels must stay equal as bags.
     """
     gold, pred = list(zip(*gold_rows, strict=True)), list(zip(*pred_rows, strict=True))
     gold_bags, pred_bags = ([frozenset(Counter(column).items()) for column in columns] for columns in (gold, pred))
-    if Counter(gold_bags) != Counter(pred_bags):
+    if Counter(gold_bags) - Counter(pred_bags):
         return False
     order = sorted(range(len(gold)), key=lambda i: gold_bags.count(gold_bags[i]))  # the surest first
     budget = MAX_SEARCH_CELLS + 4 * len(gold) * len(gold_rows)
@@ -97,5 +107,6 @@ def _columns_match(gold_rows: list[tuple], pred_rows: list[tuple]) -> bool:
                     return True
         return False
 
-    row_bags = ([tuple(sorted(map(hash, row))) for row in rows] for rows in (gold_rows, pred_rows))
-    return place(0, list(range(len(pred))), *row_bags)
+    same = len(gold) == len(pred)
+    bags = ([tuple(sorted(map(hash, row))) if same else () for row in rows] for rows in (gold_rows, pred_rows))
+    return place(0, list(range(len(pred))), *bags)

@@ -2,7 +2,8 @@
 
 import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 
 
 def wilson_interval(successes: int, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -43,3 +44,31 @@ def mcnemar_exact(b: int, c: int) -> float:
     """Two-sided p of the exact McNemar test; b, c: questions that one run alone got right. (1, 5) -> 2 * 7 / 2^6."""
     n = b + c
     return min(1.0, 2 * sum(math.comb(n, i) for i in range(min(b, c) + 1)) / 2**n)
+
+
+def smallest_difference(n: int, discordant: int) -> float:
+    """The smallest difference in accuracy that n questions can show (McNemar, p < 0.05) if two runs differ on so many.
+
+    Six is the least: 2 / 2^6 = 0.031. Example: 500 questions, 20 of them answered differently -> 10 / 500 (15 to 5)
+    """
+    leads = range(discordant % 2, discordant + 1, 2)
+    return next((x for x in leads if mcnemar_exact((discordant - x) // 2, (discordant + x) // 2) < 0.05), 6) / n
+
+
+def with_interval(name: str, values: list) -> dict[str, float]:
+    """A share with its 95 % Wilson interval. Example: [1, 0] -> {x: 0.5, x_low: 0.0945, x_high: 0.9055}"""
+    low, high = wilson_interval(sum(values), len(values))
+    return {name: sum(values) / max(1, len(values)), f"{name}_low": low, f"{name}_high": high}
+
+
+def accuracy_by(labels: Iterable[str], values: Iterable[bool]) -> dict[str, dict]:
+    """Share, interval and number of each label's values, in sorted order. Example: "aab", 1, 0, 1 -> a .5, b 1.0"""
+    groups: dict[str, list[bool]] = defaultdict(list)
+    for label, value in zip(labels, values, strict=True):
+        groups[label].append(value)
+    return {label: {"n": len(groups[label])} | with_interval("accuracy", groups[label]) for label in sorted(groups)}
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The smallest value that at least this share of the values does not exceed. Example: [1, 2, 3, 4], 0.5 -> 2"""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]

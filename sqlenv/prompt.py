@@ -1,4 +1,4 @@
-"""The prompt of a question: chat messages made from the database and the question, never from the gold.
+"""The prompt of a question: chat messages made from the database and the question, never (but see LEAKS) from the gold.
 
     [system: the config's text, if any: the dialect, "answer in one ```sql block"]
     user:  <schema>
@@ -13,21 +13,30 @@ a name or value that really contains `<|` can then not be copied (no database of
 from functools import lru_cache
 from pathlib import Path
 
-from sqlenv.datasets import Example
-from sqlenv.schema import read_schema, render_schema
+from sqlenv.database import run_gold
+from sqlenv.example import Example
+from sqlenv.schema import read_schema, render_schema, trim_schema
+
+LEAKS = "schema = gold: the prompt leaks the gold's tables and columns"  # print it with every figure made that way
 
 
-def build_messages(example: Example, *, style: str = "compact", system: str = "", sample_values: int = 0) -> list[dict]:
-    """Chat messages [{"role", "content"}] that ask for the example's SQL; its gold and target are not looked at.
+def build_messages(
+    example: Example, *, style: str = "compact", system: str = "", sample_values: int = 0, schema: str = "full"
+) -> list[dict]:
+    """Chat messages [{"role", "content"}] that ask for the example's SQL; a "full" `schema` never looks at the gold.
 
-    `style` and `sample_values` are render_schema's; no `system` text, no system message.
+    `style` and `sample_values` are render_schema's; no `system` text, no system message. A "gold" `schema` LEAKS the
+    answer, for an ablation: only what the gold reads is shown (all, if that is no table). Any other is a ValueError.
     Example: question "list every x", a database with `CREATE TABLE a (x INTEGER PRIMARY KEY)` ->
         [{"role": "user", "content": "table a ( x integer key )\\nquestion: list every x"}]
     """
+    if schema not in ("full", "gold"):
+        raise ValueError(f'schema = {schema!r}; expected "full" or "gold"')
     path = example.database
-    schema = _schema_text(path, path.stat().st_mtime_ns if path.is_file() else 0, style, sample_values)
+    reads = run_gold(path, example.gold).reads if schema == "gold" else frozenset()  # no reads: nothing is cut
+    text = _schema_text(path, path.stat().st_mtime_ns if path.is_file() else 0, style, sample_values, reads)
     evidence = f"evidence: {example.evidence.strip()}\n" if example.evidence.strip() else ""
-    content = neutralise(f"{schema}\n{evidence}question: {example.question.strip()}")
+    content = neutralise(f"{text}\n{evidence}question: {example.question.strip()}")
     return [{"role": "system", "content": system}] * bool(system) + [{"role": "user", "content": content}]
 
 
@@ -42,5 +51,5 @@ def neutralise(text: str) -> str:
 
 
 @lru_cache(maxsize=256)  # questions come grouped by database; the time stamp notices a rebuilt file
-def _schema_text(database: Path, mtime_ns: int, style: str, sample_values: int) -> str:
-    return render_schema(read_schema(database), style, sample_values)
+def _schema_text(database: Path, mtime_ns: int, style: str, sample_values: int, reads: frozenset) -> str:
+    return render_schema(trim_schema(read_schema(database), reads), style, sample_values)

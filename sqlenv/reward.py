@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqlenv.compare import compare_rows, compare_rows_bird, has_top_level_order_by
-from sqlenv.database import GOLD_MAX_OPS, SqlResult, candidate_budget, run_gold, run_sql
-from sqlenv.datasets import Example
+from sqlenv.database import SqlResult, candidate_budget, run_gold, run_sql
+from sqlenv.example import Example
+from sqlenv.workers import in_order
 
 _SQL_BLOCK = re.compile(r"```sql\b(.*?)```", re.DOTALL | re.IGNORECASE)
 
@@ -46,13 +47,6 @@ def score_sql(database: str | Path, gold: str, pred: str) -> Verdict:
     return Verdict(match, match_bird, result.status, gold_result.status, pred, result)
 
 
-def gold_is_stable(database: str | Path, gold: str) -> bool:
-    """False if the gold's rows change when tables are scanned backwards, as SQLite does where no ORDER BY applies."""
-    forward, backward = run_gold(database, gold), run_sql(database, gold, max_ops=GOLD_MAX_OPS, reverse_scan=True)
-    same_rows = compare_rows(forward.rows, backward.rows, ordered=has_top_level_order_by(gold))
-    return same_rows and forward.status == backward.status
-
-
 def extract_sql(completion: str) -> str:
     """The last ```sql block, else the whole text; stripped. Example: "So: ```sql\\nSELECT 1\\n```" -> "SELECT 1"."""
     blocks = _SQL_BLOCK.findall(completion)
@@ -62,6 +56,13 @@ def extract_sql(completion: str) -> str:
 def score_completion(example: Example, completion: str) -> Verdict:
     """score_sql of the SQL in a completion."""
     return score_sql(example.database, example.gold, extract_sql(completion))
+
+
+def score_completions(examples: list[Example], texts: list[list[str]], workers: int = 0) -> list[list[Verdict]]:
+    """Q x G verdicts on G completions of each of Q questions, in `workers` processes if there are at least 2."""
+    repeated = [example for example, group in zip(examples, texts, strict=True) for _ in group]
+    verdicts = in_order(score_completion, repeated, [text for group in texts for text in group], workers=workers)
+    return [[next(verdicts) for _ in group] for group in texts]
 
 
 def sql_reward(example: Example, completion: str, result: Verdict, metric: str = "spider") -> dict[str, float]:

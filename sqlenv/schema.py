@@ -23,6 +23,7 @@ from sqlenv.database import run_sql
 # All keywords of SQLite: names among them are quoted in prompts and refused for synthetic databases.
 KEYWORDS = frozenset(Path(__file__).with_name("keywords.txt").read_text(encoding="utf-8").split())
 _SHADOW = "content segdir segments stat docsize data idx config node rowid parent".split()  # of FTS and R-tree tables
+_FOLD = {capital: capital + 32 for capital in range(65, 91)}  # in names, SQLite ignores the case of A to Z only
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +65,37 @@ def read_schema(database: str | Path) -> Schema:
     Raises ValueError if the file is missing, empty or not a SQLite database.
     Example: a file with `CREATE TABLE a (x INTEGER PRIMARY KEY)` -> tables (Table("a", (("x", "INTEGER"),), ("x",)),)
     """
-    with closing(_connect(database)) as connection:
+    run_sql(database, "SELECT 1")  # ValueError unless this is a SQLite file that can be read
+    with closing(sqlite3.connect(f"{Path(database).resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
+        connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")  # real data is not always UTF-8
         rows = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table' ORDER BY rowid").fetchall()
         virtual = {name for name, sql in rows if re.match(r"\s*CREATE\s+VIRTUAL", sql or "", re.IGNORECASE)}
         hidden = virtual | {f"{name}_{suffix}" for name in virtual for suffix in _SHADOW}
         names = [name for name, _ in rows if name not in hidden and not name.lower().startswith("sqlite_")]
-        bare = {name.lower(): _read_table(connection, name) for name in names}  # SQLite ignores case in names
+        bare = {name.translate(_FOLD): _read_table(connection, name) for name in names}
         tables = [replace(table, foreign_keys=_foreign_keys(connection, table.name, bare)) for table in bare.values()]
     return Schema(Path(database), tuple(tables))
+
+
+def trim_schema(schema: Schema, reads: frozenset[tuple[str, str]]) -> Schema:
+    """The schema cut to `reads`, which are SqlResult.reads (in any case); all of it if they name none of its tables.
+
+    A table of which only rows are counted keeps its primary key, else its first column. A key goes with a column of it.
+    Example: a (x, y, PRIMARY KEY (x)), b (z, a_x REFERENCES a), reads {("a", "y"), ("B", "A_X")} -> a (y), b (a_x)
+    """
+    read = {(table.translate(_FOLD), column.translate(_FOLD)) for table, column in reads}
+    left, tables = {}, []  # left: the columns that stay of each table that stays
+    for table in schema.tables:
+        names = [name for name, _ in table.columns]
+        if wanted := {column for name, column in read if name == table.name.translate(_FOLD)}:
+            left[table.name] = {n for n in names if n.translate(_FOLD) in wanted} or {*(table.primary_key or names[:1])}
+    for table in schema.tables:
+        if own := left.get(table.name):
+            columns = tuple(column for column in table.columns if column[0] in own)
+            foreign = [key for key in table.foreign_keys if key.table in left and own >= {*key.columns}]
+            foreign = tuple(key for key in foreign if left[key.table] >= {*key.parents})
+            tables.append(Table(table.name, columns, table.primary_key if own >= {*table.primary_key} else (), foreign))
+    return replace(schema, tables=tuple(tables)) if tables else schema
 
 
 def render_schema(schema: Schema, style: str = "compact", sample_values: int = 0) -> str:
@@ -84,21 +108,16 @@ def render_schema(schema: Schema, style: str = "compact", sample_values: int = 0
     styles = {"compact": _compact_table, "ddl": _ddl_table}
     if style not in styles:
         raise ValueError(f'schema style = {style!r}; expected "compact" or "ddl"')
-    samples = _sample_values(schema, sample_values) if sample_values else {}
-    return "\n".join(styles[style](table, samples) for table in schema.tables)
-
-
-def _connect(database: str | Path) -> sqlite3.Connection:
-    run_sql(database, "SELECT 1")  # ValueError unless this is a SQLite file that can be read
-    connection = sqlite3.connect(f"{Path(database).resolve().as_uri()}?mode=ro&immutable=1", uri=True)
-    connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")  # real data is not always UTF-8
-    return connection
+    path, count = schema.database, sample_values
+    samples = [[_sample_values(path, table.name, name, count) for name, _ in table.columns] for table in schema.tables]
+    return "\n".join(map(styles[style], schema.tables, samples))
 
 
 def _read_table(connection: sqlite3.Connection, table: str) -> Table:
     """One table with its generated columns (hence table_xinfo), without foreign keys: those need all tables."""
     found = connection.execute("SELECT name, type, pk FROM pragma_table_xinfo(?)", (table,)).fetchall()
-    columns = tuple((name, " ".join((kind or "").split())) for name, kind, _ in found)
+    plain = re.compile(r"[\w\s]*(\([\w\s.,]*\))?")  # types can be any text: `a -- b` would hide a comma
+    columns = tuple((name, " ".join(plain.match(kind or "")[0].split())) for name, kind, _ in found)
     primary = sorted((place, name) for name, _, place in found if place)
     return Table(table, columns, tuple(name for _, name in primary))
 
@@ -109,31 +128,30 @@ def _foreign_keys(connection: sqlite3.Connection, table: str, by_name: dict[str,
     keys = []
     for _, rows in groupby(connection.execute(sql, (table,)), key=lambda row: row[0]):
         _, parent_names, columns, targets = zip(*rows, strict=True)
-        if parent := by_name.get(parent_names[0].lower()):
-            spelled = {name.lower(): name for name, _ in parent.columns}
-            parents = tuple(spelled.get((target or "").lower()) for target in targets)
+        if parent := by_name.get(parent_names[0].translate(_FOLD)):
+            spelled = {name.translate(_FOLD): name for name, _ in parent.columns}
+            parents = tuple(spelled.get((target or "").translate(_FOLD)) for target in targets)
             if None in parents:
                 parents = parent.primary_key if len(parent.primary_key) == len(columns) else ()
             keys.append(ForeignKey(columns, parent.name, parents))
     return tuple(keys)
 
 
-def _compact_table(table: Table, samples: dict) -> str:
+def _compact_table(table: Table, samples: list[list[str]]) -> str:
     points_at = {}
     for key in table.foreign_keys:
         for column, parent in zip_longest(key.columns, key.parents):  # without parents, the arrow ends at the table
-            dot = f" . {quote_identifier(parent)}" if parent else ""
-            points_at[column] = f"-> {quote_identifier(key.table)}{dot}"
+            points_at[column] = "-> " + " . ".join(quote_identifier(name) for name in (key.table, parent) if name)
     parts = []
-    for name, declared in table.columns:
+    for (name, declared), some in zip(table.columns, samples, strict=True):
         kind = re.sub(r"\s*\(.*", "", declared).lower()  # varchar(20) -> varchar
         key = "key" if name in table.primary_key else ""
-        values = f"[ {' , '.join(samples[table.name, name])} ]" if samples.get((table.name, name)) else ""
+        values = f"[ {' , '.join(some)} ]" if some else ""
         parts.append(" ".join(filter(None, (quote_identifier(name), kind, key, points_at.get(name), values))))
     return f"table {quote_identifier(table.name)} ( {' , '.join(parts)} )"
 
 
-def _ddl_table(table: Table, samples: dict) -> str:
+def _ddl_table(table: Table, samples: list[list[str]]) -> str:
     def names(columns: tuple[str, ...]) -> str:
         return f" ({', '.join(map(quote_identifier, columns))})" if columns else ""
 
@@ -143,27 +161,20 @@ def _ddl_table(table: Table, samples: dict) -> str:
     for key in table.foreign_keys:
         lines.append(f"FOREIGN KEY{names(key.columns)} REFERENCES {quote_identifier(key.table)}{names(key.parents)}")
     commas = [","] * (len(lines) - 1)
-    values = [samples.get((table.name, name)) for name, _ in table.columns]
-    notes = [f" -- for example {', '.join(some)}" if some else "" for some in values]
+    notes = [f" -- for example {', '.join(some)}" if some else "" for some in samples]
     body = [f"  {line}{comma}{note}" for line, comma, note in zip_longest(lines, commas, notes, fillvalue="")]
     return "\n".join([f"CREATE TABLE {quote_identifier(table.name)} (", *body, ");"])
 
 
-def _sample_values(schema: Schema, count: int) -> dict[tuple[str, str], list[str]]:
-    """Up to `count` different values of every column as SQL literals, from its first 1,000 usable rows."""
-    samples = {}
-    with closing(_connect(schema.database)) as connection:
-        for table in schema.tables:
-            for column, _ in table.columns:
-                name = quote_identifier(column)
-                usable = f"{quote_identifier(table.name)} WHERE {name} IS NOT NULL AND typeof({name}) <> 'blob'"
-                sql = f"SELECT DISTINCT * FROM (SELECT {name} FROM {usable} LIMIT 1000) LIMIT ?"
-                samples[table.name, column] = [_literal(value) for (value,) in connection.execute(sql, (count,))]
-    return samples
+def _sample_values(database: Path, table: str, column: str, count: int) -> list[str]:
+    """The first `count` different values as SQL literals, from 1,000 usable rows; none beyond the sandbox's limits."""
+    name = quote_identifier(column)
+    usable = f"{quote_identifier(table)} WHERE {name} IS NOT NULL AND typeof({name}) <> 'blob'"
+    sql = f"SELECT DISTINCT * FROM (SELECT {name} FROM {usable} LIMIT 1000) LIMIT {count}"
+    return [_literal(value) for (value,) in run_sql(database, sql).rows] if count else []
 
 
 def _literal(value: str | int | float) -> str:
-    if not isinstance(value, str):
-        return str(value)
-    text = " ".join(value.split())  # a newline would break the one-line comment
-    return "'" + (text if len(text) <= 40 else text[:37] + "...").replace("'", "''") + "'"
+    text = " ".join(str(value).replace("\0", " ").split())  # one line, and whole: a NUL ends SQL
+    short = text if len(text) <= 40 else text[:37] + "..."
+    return "'" + short.replace("'", "''") + "'" if isinstance(value, str) else text

@@ -1,80 +1,155 @@
-"""Score a file of predictions: python -m sqlenv.score PAIRS.jsonl --databases DIR --out VERDICTS.jsonl.
+"""Score a file of predictions, without a model: accuracies, votes, errors, cost, and the comparison of two files.
 
-Each line of PAIRS is {"db_id", "gold", "pred"}; the database is DIR/<db_id>/<db_id>.sqlite. If "pred" is a list, its
-majority vote is scored: "vote" says which one that is (null: none executed), "attempts" what share of the list matches.
+    python -m sqlenv.score PREDICTIONS --databases DIR --out VERDICTS.jsonl      databases: DIR/<db_id>/<db_id>.sqlite
+    python -m sqlenv.score PREDICTIONS --data SOURCE --compare OTHER_VERDICTS.jsonl
+
+PREDICTIONS is JSON lines of {"db_id", "gold", "pred"}; with "db", the path of a SQLite file (from the predictions'
+folder), no --databases are needed. "pred" is raw SQL, or a list, whose majority vote is the answer: "vote" is its
+place in the list (null: none executed). "hits" says which queries are right. With --data, a dataset that
+sqlenv/datasets.py loads, the golds come from there, and PREDICTIONS may also be a text file with one query a line
+(what follows a tab is dropped), or a JSON list or object of queries in the order of the questions.
 VERDICTS repeats each row in order and adds the verdict. A bad row gets an "error", counts as wrong, and stops nothing.
 """
 
 import argparse
 import json
 import sqlite3
-from collections import Counter
+import sys
+import time
+from functools import partial
 from pathlib import Path
 
-from sqlenv.metrics import wilson_interval
+from sqlenv.datasets import load_examples
+from sqlenv.errors import error_class
+from sqlenv.report import cost, describe, load_result, measure, paired
 from sqlenv.reward import score_sql
 from sqlenv.voting import majority_vote
+from sqlenv.workers import in_order
 
 
-def score_line(line: bytes, databases: Path) -> dict:
-    """The row of one JSON line with "match", "match_bird", "status", "gold_status", "reason" and "sqlite_version"."""
-    row = {"line": line.decode("utf-8", "replace").strip()}  # what is repeated if it is no object
-    verdict = {"match": False, "match_bird": False, "status": "error", "gold_status": "error"}
+def score_row(row: object, databases: Path) -> dict:
+    """The row with match, match_bird, status, gold_status, outcome, reason, hits, seconds; vote if "pred" is a list.
+
+    databases: the folder of db_ids, or what "db" is relative to. Never raises: a bad row has an "error".
+    """
+    given = row if isinstance(row, dict) else {"line": row}
+    listed, started = isinstance(given.get("pred"), list), time.perf_counter()
+    preds = given["pred"] if listed else [given.get("pred")]
+    verdict = {"match": False, "match_bird": False, "status": "error", "gold_status": "error", "outcome": "bad row"}
+    verdict["hits"] = [False] * max(1, len(preds))
     try:
-        parsed = json.loads(line)
-        if not isinstance(parsed, dict):
-            raise ValueError(f"row = {parsed!r:.60}; expected an object")
-        row, listed = parsed, isinstance(parsed.get("pred"), list)
-        preds = row["pred"] if listed else [row.get("pred")]
-        if listed:
-            verdict["attempts"] = 0.0
-        for key, values in (("db_id", [row.get("db_id")]), ("gold", [row.get("gold")]), ("pred", preds)):
+        if not isinstance(row, dict):
+            raise ValueError(f"row = {row!r:.60}; expected a JSON object")
+        place = "db" if "db" in row else "db_id"
+        for key, values in ((place, [row.get(place)]), ("gold", [row.get("gold")]), ("pred", preds)):
             if not values or not all(isinstance(value, str) for value in values):
                 raise ValueError(f"{key} = {row.get(key)!r:.60}; expected a string")
-        scored = [score_sql(databases / row["db_id"] / f"{row['db_id']}.sqlite", row["gold"], pred) for pred in preds]
+        path = databases / row["db"] if "db" in row else databases / row["db_id"] / f"{row['db_id']}.sqlite"
+        scored = [score_sql(path, row["gold"], pred) for pred in preds]
         vote = majority_vote([one.result for one in scored], preds)
         answer = scored[vote or 0]
         fields = ("match", "match_bird", "status", "gold_status")
         verdict |= {name: getattr(answer, name) for name in fields} | {"reason": answer.result.reason}
-        if listed:
-            verdict |= {"vote": vote, "attempts": sum(one.match for one in scored) / len(scored)}
-    except (ValueError, RecursionError) as error:  # bad JSON is a ValueError, or too deep
+        verdict |= {"outcome": error_class(path, row["gold"], answer), "hits": [one.match for one in scored]}
+        verdict |= {"vote": vote} if listed else {}
+        if "db" in row:
+            verdict["db_id"] = row.get("db_id") or path.stem
+    except ValueError as error:
         verdict["error"] = str(error)
-    return row | verdict | {"sqlite_version": sqlite3.sqlite_version}
+    verdict |= {"seconds": time.perf_counter() - started, "sqlite_version": sqlite3.sqlite_version}
+    return given | verdict
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Score the file and print totals with 95 % Wilson intervals."""
+def read_predictions(path: Path) -> list:
+    """The rows of a predictions file: JSON lines, a JSON list or object, or text with one query a line.
+
+    A line that is no JSON stays a string. Example: the text "SELECT 1\\tshop" -> ["SELECT 1"]
+    """
+    text = path.read_bytes().decode("utf-8", "replace")
+    if path.suffix == ".json":
+        try:
+            rows = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}; expected one JSON list or object (or name it .jsonl)") from None
+        rows = list(rows.values()) if isinstance(rows, dict) else rows
+        return [row.split("\t")[0] if isinstance(row, str) else row for row in rows]
+    lines = [line for line in text.split("\n") if line.strip()]
+    return [_json_line(line) for line in lines] if path.suffix == ".jsonl" else [s.split("\t")[0] for s in lines]
+
+
+def _json_line(line: str) -> object:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):  # too deep
+        return line.strip()
+
+
+def join(predictions: list, source: str, split: str) -> list[dict]:
+    """Predictions in the order of a dataset's questions -> complete rows; ValueError if their numbers differ."""
+    examples = load_examples(source, split)
+    by_place = len(predictions) != len(examples)  # some questions cannot be used, and theirs are there
+    if by_place and len(predictions) <= max(example.row for example in examples):
+        wanted = f"one for each of the {len(examples)} questions of {source} ({split})"
+        raise ValueError(f"{len(predictions)} predictions; expected {wanted}, or for each of the question file")
+    rows = []
+    for number, example in enumerate(examples):
+        pred = predictions[example.row if by_place else number]
+        pred = pred.get("pred") if isinstance(pred, dict) else pred
+        row = {"db_id": example.db_id, "question": example.question, "gold": example.gold, "pred": pred}
+        rows.append(row | {"db": str(example.database.resolve()), "difficulty": example.difficulty})
+    return rows
+
+
+def score_file(path: Path, options: argparse.Namespace) -> list[dict]:
+    """The verdicts on a file of predictions, in order; rows that hold a verdict already are not scored again."""
+    rows = read_predictions(path)
+    if options.data:
+        rows = join(rows, options.data, options.split)
+    folder = options.databases or path.parent
+    return list(in_order(partial(score_row, databases=folder), rows, workers=options.workers))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; a mistake in what the user gave is one line on stderr and exit code 2."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pairs", type=Path, help="predictions, one JSON object a line")
-    parser.add_argument("--databases", type=Path, required=True, help="folder of <db_id>/<db_id>.sqlite")
-    parser.add_argument("--out", type=Path, required=True, help="verdicts, one JSON object a line")
+    parser.add_argument("predictions", type=Path, help="JSON lines; with --data also text or JSON")
+    parser.add_argument("--databases", type=Path, help="folder of <db_id>/<db_id>.sqlite")
+    parser.add_argument("--data", help="a dataset, or question file, with golds and databases (sqlenv/datasets.py)")
+    parser.add_argument("--split", default="test", help="which of its sets")
+    parser.add_argument("--out", type=Path, help="verdicts, one JSON object a line")
+    parser.add_argument("--compare", type=Path, help="verdicts or a result of another run on the same questions")
+    parser.add_argument("--workers", type=int, default=0, help="processes that run queries; 0 or 1: this one")
+    parser.add_argument("--hourly-price", type=float, default=0.0, help="of the machine, for the cost line")
     options = parser.parse_args(arguments)
-    if not options.pairs.is_file() or options.out.resolve() == options.pairs.resolve():
-        raise SystemExit(f"error: predictions = {options.pairs}; expected a file, other than --out")
-    if not options.databases.is_dir():
-        raise SystemExit(f"error: databases = {options.databases}; expected a folder of <db_id>/<db_id>.sqlite")
-    totals, attempts, first_error = Counter(), [], ""
-    with options.pairs.open("rb") as pairs, options.out.open("w", encoding="utf-8", newline="\n") as out:
-        for line in filter(bytes.strip, pairs):
-            row = score_line(line, options.databases)
-            totals.update(rows=1, spider=int(row["match"]), bird=int(row["match_bird"]), errors=int("error" in row))
-            totals.update({f"status {row['status']}": 1, "bad golds": int(row["gold_status"] not in ("ok", "error"))})
-            first_error = first_error or row.get("error", "")
-            if isinstance(row.get("pred"), list):
-                attempts.append(row["attempts"])
-            out.write(json.dumps(row) + "\n")
-    for metric in ("spider", "bird"):
-        low, high = wilson_interval(totals[metric], totals["rows"])
-        share = totals[metric] / max(1, totals["rows"])
-        print(f"{metric:7s} {totals[metric]} of {totals['rows']} = {share:.4f} [{low:.4f}, {high:.4f}]")
-    if attempts:
-        print(f"single attempts (mean of the lists)  {sum(attempts) / len(attempts):.4f}")
-    if first_error:
-        print(f"first error: {first_error}")
-    rest = sorted((name, count) for name, count in totals.items() if count and name not in ("spider", "bird", "rows"))
-    print(", ".join(f"{name} {count}" for name, count in rest), f"(SQLite {sqlite3.sqlite_version})")
+    try:
+        same = options.out and options.out.resolve() == options.predictions.resolve()
+        if same or not options.predictions.is_file():
+            raise ValueError(f"predictions = {options.predictions}; expected a file, other than --out")
+        if options.databases and not options.databases.is_dir():
+            raise ValueError(f"databases = {options.databases}; expected a folder of <db_id>/<db_id>.sqlite")
+        started = time.perf_counter()
+        rows = score_file(options.predictions, options)
+        seconds = time.perf_counter() - started
+        if options.out:
+            shown = ({key: value for key, value in row.items() if key != "seconds"} for row in rows)
+            text = "".join(json.dumps(row) + "\n" for row in shown)
+            options.out.write_text(text, encoding="utf-8", newline="\n")
+        executions = sum(len(row["hits"]) for row in rows if "error" not in row)
+        latencies = [row["seconds"] for row in rows]
+        result = measure(rows) | cost(seconds, latencies, executions, options.hourly_price)
+        print(describe(result))
+        if first := next((row["error"] for row in rows if "error" in row), ""):
+            print(f"  {sum('error' in row for row in rows)} bad rows count as wrong; the first: {first}")
+        if options.compare:
+            other = load_result(options.compare) or measure(score_file(options.compare, options))
+            points, _, words = paired(other, result)
+            print(f"against {options.compare}: {points:+.1f} points ({words})")
+        print(f"SQLite {sqlite3.sqlite_version}")
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
-from sqlenv.datasets import Example
+from sqlenv.example import Example
 from sqlenv.schema import KEYWORDS
 
 RECIPE = 1  # raise it when the same arguments make something else: finished splits are then built anew

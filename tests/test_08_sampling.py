@@ -144,6 +144,14 @@ def test_a_group_depends_on_no_neighbour_and_on_no_dropped_group(monkeypatch):
             assert logprobs == pytest.approx(expected[1], abs=1e-5)
 
 
+def test_gradient_checkpointing_never_reaches_the_sampler(monkeypatch):
+    """Nothing is differentiated here; a library that recomputes anyway loses its cache, and with it the speed."""
+    model = tiny_model()
+    model.gradient_checkpointing = True
+    monkeypatch.setattr("model.qwen2.checkpoint", lambda *_, **__: pytest.fail("recomputed while sampling"))
+    assert sample(model=model) == sample()
+
+
 def test_an_empty_prompt_is_refused():
     with pytest.raises(ValueError, match=r"prompts have lengths \[1, 0\]; expected at least one prompt, each with a"):
         sample(prompts=[[5], []])

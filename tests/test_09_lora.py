@@ -106,6 +106,12 @@ def test_adapter_disabled_is_the_base_model_and_comes_back():
     assert torch.equal(model(IDS), adapted()(IDS)), "after an error, too"
 
 
+def test_two_passes_in_training_mode_agree():
+    """No dropout: the ratio of a policy to itself is one, so what is scored is what was sampled."""
+    model = adapted().train()
+    assert torch.equal(model(IDS), model(IDS))
+
+
 def test_a_merged_model_is_plain_equal_and_trainable():
     model = adapted()
     merge_lora(model)

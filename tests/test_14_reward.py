@@ -69,6 +69,12 @@ def test_a_candidate_gets_both_verdicts(db, gold, pred, match, match_bird, statu
     assert (verdict.gold_status, verdict.sql) == ("ok", pred)
 
 
+def test_the_order_of_rows_counts_where_the_gold_asks_for_it(db):
+    names, up, down = (f"SELECT name FROM head{order}" for order in ("", " ORDER BY name", " ORDER BY name DESC"))
+    assert not score_sql(db, up, down).match
+    assert score_sql(db, names, down).match  # an order that nobody asked for does no harm
+
+
 # H1: the official evaluator answers 1 for the first four against an empty gold.
 NOT_QUERIES = [";", "-- nothing", "CREATE TABLE IF NOT EXISTS junk(a)", "DELETE FROM head", "", "SELECT FROM", "No.",
                "EXPLAIN SELECT age FROM head", "PRAGMA table_info(head)", "SELECT age FROM head; SELECT 1"]  # fmt: skip
@@ -212,11 +218,13 @@ def test_a_file_of_predictions_is_scored_in_order_whatever_its_rows_hold(databas
     assert verdicts[10]["line"] == "{not json"
     assert {verdict["sqlite_version"] for verdict in verdicts} == {sqlite3.sqlite_version}
     printed = capsys.readouterr().out
-    # 2 of 4 attempts, none of 2, and an empty list that counts as wrong: (0.5 + 0 + 0) / 3
-    assert "single attempts (mean of the lists)  0.1667" in printed
-    assert "spider  3 of 15 = 0.2000 [0.0705, 0.4519]" in printed
-    assert "bird    4 of 15 = 0.2667" in printed
-    assert "bad golds 1, errors 8, status error 8, status ok 5, status rejected 1, status sql_error 1" in printed
+    assert "execution_accuracy   0.200  [0.070, 0.452]" in printed  # 3 of 15
+    assert "bird_accuracy        0.267" in printed
+    # lists of four and of two: no pass@k. Shares 1, 0, 2 of 4, 0 of 2, ten zeros, 1 -> 2.5 / 15
+    assert "mean@4               0.167" in printed
+    assert "pass@" not in printed
+    assert "bad row 8, correct 3, duplicates only 1, syntax error 1, gold fails 1, rejected 1" in printed
+    assert "8 bad rows count as wrong; the first: " in printed
 
 
 def test_a_vote_comes_with_its_single_attempts(databases, tmp_path, capsys):
@@ -224,30 +232,32 @@ def test_a_vote_comes_with_its_single_attempts(databases, tmp_path, capsys):
     rows = [
         {"db_id": "heads", "gold": GOLD, "pred": [GOLD, wrong, GOLD, "SELECT"]},  # half are right, so is the vote
         {"db_id": "heads", "gold": GOLD, "pred": [GOLD, wrong, wrong, wrong]},  # a quarter, but the vote is wrong
-        {"db_id": "heads", "gold": GOLD, "pred": GOLD, "attempts": "none of ours"},  # no list: no vote
-        {"db_id": "absent", "gold": GOLD, "pred": [GOLD], "attempts": 9},
+        {"db_id": "heads", "gold": GOLD, "pred": GOLD, "hits": "none of ours"},  # no list: no vote
+        {"db_id": "absent", "gold": GOLD, "pred": [GOLD] * 4, "hits": 9},
     ]
-    scored = [score.score_line(json.dumps(row).encode(), databases) for row in rows]
-    assert [(row["match"], row.get("vote"), row["attempts"]) for row in scored] == [
-        (True, 0, 0.5),
-        (False, 1, 0.25),
-        (True, None, "none of ours"),
-        (False, None, 0.0),
+    scored = [score.score_row(row, databases) for row in rows]
+    assert [(row["match"], row.get("vote", "-"), row["hits"]) for row in scored] == [
+        (True, 0, [True, False, True, False]),
+        (False, 1, [True, False, False, False]),
+        (True, "-", [True]),
+        (False, "-", [False] * 4),
     ]
     pairs = tmp_path / "pairs.jsonl"
-    mean = "single attempts (mean of the lists)  0.2500"  # (0.5 + 0.25 + 0) / 3
-    for part, lines in ((rows, [mean]), (rows[2:3], [])):
-        pairs.write_text("\n".join(map(json.dumps, part)), encoding="utf-8")
-        score.main([str(pairs), "--databases", str(databases), "--out", str(tmp_path / "verdicts.jsonl")])
-        assert [line for line in capsys.readouterr().out.splitlines() if "attempts" in line] == lines
+    for part, mean, vote in (([0, 1, 3], "mean@4               0.250", "vote@4               0.333"), ([2], "", "")):
+        pairs.write_text("\n".join(json.dumps(rows[i]) for i in part), encoding="utf-8")
+        assert score.main([str(pairs), "--databases", str(databases)]) == 0
+        printed = capsys.readouterr().out
+        assert mean in printed  # (2 + 1 + 0) / 12
+        assert vote in printed
+        assert ("@" in printed) == bool(mean)
 
 
-def test_predictions_are_not_overwritten_by_their_verdicts(tmp_path):
+def test_predictions_are_not_overwritten_by_their_verdicts(tmp_path, capsys):
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text("{}", encoding="utf-8")
     for arguments in ([str(pairs), "--out", str(pairs)], [str(tmp_path / "no.jsonl"), "--out", str(tmp_path / "o")]):
-        with pytest.raises(SystemExit, match="expected a file, other than --out"):
-            score.main([*arguments, "--databases", "."])
-    with pytest.raises(SystemExit, match="expected a folder of"):
-        score.main([str(pairs), "--out", str(tmp_path / "o"), "--databases", str(tmp_path / "nowhere")])
+        assert score.main([*arguments, "--databases", "."]) == 2
+        assert "expected a file, other than --out" in capsys.readouterr().err
+    assert score.main([str(pairs), "--out", str(tmp_path / "o"), "--databases", str(tmp_path / "nowhere")]) == 2
+    assert "expected a folder of" in capsys.readouterr().err
     assert pairs.read_text(encoding="utf-8") == "{}"

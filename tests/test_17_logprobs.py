@@ -14,10 +14,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import check_close, gradients, tiny_model
-from rl_helpers import TablePolicy, random_policy
+from rl_helpers import TablePolicy, lora_model, random_policy
 
 import grpo.batch
 from grpo.batch import build_tree, score, token_logprobs
+from model.lora import lora_parameters
 from model.sampling import generate
 
 CPU = torch.device("cpu")
@@ -99,6 +100,34 @@ def test_the_policy_that_is_scored_is_the_policy_that_was_sampled():
     assert len({len(row) for row in rows}) > 2, "completions of several lengths"
     for b, row in enumerate(rows):
         check_close(logprobs[b, : len(row)], row, "sampler and trainer disagree", atol=1e-5)
+
+
+def test_a_changed_adapter_reaches_the_sampler_at_once():
+    """After an update the next samples are the new policy's: nothing is merged or copied that could be stale."""
+    model, settings, sampled = lora_model(), {"temperature": 0.7, "vocab_size": 40}, []
+    for _ in range(2):
+        how = {"max_completion_length": 5, "eos_ids": {0}, "generator": torch.Generator().manual_seed(0)}
+        samples = generate(model, [[3, 4, 5], [6]], 2, **how, **settings)
+        logprobs = score(model, build_tree([[3, 4, 5], [6]], samples.ids, CPU), **settings)
+        sampled.append([row for group in samples.logprobs for row in group])
+        for b, row in enumerate(sampled[-1]):
+            check_close(logprobs[b, : len(row)], row, "the sampler has another adapter than the trainer", atol=1e-5)
+        for parameter in lora_parameters(model).values():
+            parameter.data += 0.1
+    assert sampled[0] != sampled[1]
+
+
+def test_gradients_reach_everything_that_a_plain_row_would_train():
+    """The prompt's keys and values, too: what a completion looks back at is learned with it."""
+    model = tiny_model()
+
+    def plain() -> torch.Tensor:
+        rows = [(model(torch.tensor([prefix + branch]))[0], len(prefix) - 1, branch) for prefix, branch in ROWS]
+        return sum(token_logprobs(logits[start:-1], torch.tensor(branch)).sum() for logits, start, branch in rows)
+
+    expected = gradients(model, plain)
+    for name, slope in gradients(model, lambda: score(model, tree()).sum()).items():
+        check_close(slope, expected[name], f"{name}: part of its gradient is missing", rtol=1e-4, atol=1e-4)
 
 
 # --- properties ---

@@ -10,6 +10,7 @@ Needs steps 15 to 19. Command: pytest tests/test_20_update.py
 """
 
 import copy
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,7 @@ from helpers import check_close, tiny_model
 from rl_helpers import ADVANTAGES, PROMPTS, TablePolicy, check_same, gradient, lora_model, make_rollouts, settings
 
 import grpo.update
+from grpo.advantage import compute_advantages
 from grpo.batch import build_tree, score
 from grpo.loss import kl_estimate
 from grpo.rollout import Rollouts
@@ -51,6 +53,19 @@ def test_a_masked_truncated_completion_leaves_the_loss_but_not_the_baseline():
     """Completion 1 was cut: -(1/2, -1/2) / 1 token. With a baseline without it A would be 0, and the gradient too."""
     policy, _ = two_completions(finished=(True, False), mask_truncated_completions=True)
     check_close(policy.table.grad, [[-0.5, 0.5], [0.0, 0.0]], "one token, and the advantage that it had")
+
+
+def test_the_end_token_is_pushed_like_any_other():
+    """After token 1, with p = (1/2, 1/2): 1 and then the end, 0, with A = 1; 1 and 1 with A = -1; four tokens.
+
+    d log p(0) = (1/2, -1/2) = -d log p(1). The first row: 0 in sum. The second: -2 (-1/2, 1/2) = (1, -1). So
+    d loss = -(1, -1) / 4: the end becomes more likely. Without the last tokens the sum would be 0: nobody would stop.
+    """
+    policy = TablePolicy(torch.zeros(2, 2))
+    rollouts = Rollouts([[1]], [[[1, 0], [1, 1]]], [[[-0.6931] * 2] * 2], [[True, False]], [[0.6931] * 2])
+    optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
+    update_policy(policy, optimizer, rollouts, torch.tensor([[1.0, -1.0]]), settings(temperature=1.0))
+    check_close(policy.table.grad, [[0.0, 0.0], [-0.25, 0.25]], "the end token is under the mask")
 
 
 def test_learning_rate_schedules():
@@ -91,6 +106,26 @@ def test_the_gradient_is_reinforce_over_the_whole_step(loss_type, masked):
     expected = {name: p.grad.clone() for name, p in model.named_parameters()}
     config = settings(loss_type=loss_type, mask_truncated_completions=masked, micro_batch_size=2)
     check_same(gradient(model, config)[0], expected, "mean of means, lost denominator, moved baseline or wrong sign")
+
+
+@pytest.mark.parametrize(("name", "share"), {"rloo": 1.0, "dr_grpo": 0.5}.items())
+def test_over_all_groups_the_expected_gradient_is_that_of_the_expected_reward(name, share):
+    """Every group of two one-token completions, weighed by its probability: the baseline that a group makes of itself.
+
+    Left out of its own baseline (rloo), a completion's advantage is unbiased; with it, it is (G - 1) / G = 1/2 of that.
+    """
+    table, rewards = torch.randn(3, 3), torch.tensor([1.0, 0.2, 0.0])
+    p = table[0].softmax(dim=0)
+    truth = -p * (rewards - p @ rewards)  # of minus the expected reward, by the logits that follow token 0
+    total = torch.zeros(3)
+    for pair in itertools.product(range(3), repeat=2):
+        policy = TablePolicy(table)
+        rollouts = Rollouts([[0]], [[[token] for token in pair]], [[[-1.0]] * 2], [[True] * 2], [[1.0] * 2])
+        advantages = compute_advantages(rewards[list(pair)][None], name)
+        optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
+        update_policy(policy, optimizer, rollouts, advantages, settings(temperature=1.0))
+        total += p[pair[0]] * p[pair[1]] * policy.table.grad[0]
+    check_close(total, share * truth, "the baseline must not change the expectation")
 
 
 # --- properties ---

@@ -34,7 +34,7 @@ def train(model, pairs=PAIRS, seed: int = 0, **changes) -> list[dict[str, float]
     settings = {"max_steps": 4, "groups_per_step": 1, "max_branches": 2, "learning_rate": 3e-3} | changes
     stage, rows = SftConfig(**settings), []
     groups = make_groups(pairs, stage.max_branches)
-    rows += [{"step": step} | row for step, row in train_sft(model, groups, stage, seed)]
+    rows += [{"step": step} | row for step, row, _ in train_sft(model, groups, stage, seed)]
     return rows
 
 

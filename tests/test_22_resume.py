@@ -11,10 +11,13 @@ import os
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tiny_run import run_tiny
 
 import grpo.checkpoint
+import grpo.policy
+import grpo.sft
 import train
 from grpo.checkpoint import derived_generator, last_checkpoint, save_checkpoint
 
@@ -59,6 +62,61 @@ def test_killed_between_checkpoints_and_resumed_equals_never_killed(tmp_path, mo
         assert all(torch.equal(a[key], b[key]) for key in a)
 
 
+@pytest.mark.parametrize(("at_step", "left"), [(5, 7), (9, 2)])  # the state is kept when a stage ends, and at 5
+def test_killed_in_a_supervised_stage_and_resumed_equals_never_killed(tmp_path, monkeypatch, at_step, left):
+    monkeypatch.setattr(grpo.policy, "LOG_EVERY", 5)
+    stage = "{{databases=2, questions_per_database=2, max_steps={}}}"
+    stages = ["grpo.max_steps=1", f"sft=[{stage.format(3)}, {stage.format(7)}]"]
+    whole = run_tiny(tmp_path, *stages, f"data.cache_dir={tmp_path / 'other'}")
+    taken, loss = [], grpo.sft.sft_loss
+
+    def kill(*arguments):
+        taken.append(1)
+        if len(taken) == at_step:
+            raise KeyboardInterrupt
+        return loss(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(grpo.sft, "sft_loss", kill)
+        run_tiny(tmp_path, *stages, expect=130)
+    taken.clear()
+    monkeypatch.setattr(grpo.sft, "sft_loss", lambda *a: (taken.append(1), loss(*a))[1])
+    killed = tmp_path / "runs" / "tiny-2"
+    assert train.main(["--resume", str(killed)]) == 0
+    assert len(taken) == left
+    assert steps(killed, "sft.jsonl") == steps(whole, "sft.jsonl")
+    assert steps(killed) == steps(whole)
+    a, b = (load_file(last_checkpoint(run) / "model.safetensors") for run in (killed, whole))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+    assert not list((tmp_path / "cache").glob("*.pt"))
+
+
+def test_a_changed_config_is_refused_with_the_difference_unless_allowed(tmp_path, capsys):
+    run = run_tiny(tmp_path, "grpo.max_steps=2")
+    more = ["--resume", str(run), "--set", "grpo.max_steps=3", "--set", "grpo.epsilon=0.1"]
+    assert train.main(more) == 2
+    assert (
+        "changed config: grpo.max_steps: 2 -> 3; grpo.epsilon: 0.2 -> 0.1; --allow-changes" in capsys.readouterr().err
+    )
+    assert "max_steps = 2" in (run / "config.toml").read_text(encoding="utf-8")
+    assert train.main([*more, "--allow-changes"]) == 0
+    assert last_checkpoint(run).name == "3"
+    assert "max_steps = 3" in (run / "config.toml").read_text(encoding="utf-8")
+    config = tmp_path / "tiny.toml"  # the file as it was: max_steps 4
+    assert train.main(["--resume", str(run), "--config", str(config)]) == 2
+    assert "grpo.max_steps: 3 -> 4" in capsys.readouterr().err
+
+
+def test_the_time_of_earlier_processes_counts(tmp_path):
+    run = run_tiny(tmp_path, "grpo.max_steps=2")
+    state = torch.load(last_checkpoint(run) / "training_state.pt", weights_only=True)
+    assert state["progress"]["seconds"] > 0
+    state["progress"]["seconds"] = 1000.0
+    torch.save(state, last_checkpoint(run) / "training_state.pt")
+    assert train.main(["--resume", str(run)]) == 0
+    assert json.loads((run / "summary.json").read_text(encoding="utf-8"))["seconds"] > 1000
+
+
 def test_old_checkpoints_go_and_the_best_stays(tmp_path):
     run = run_tiny(tmp_path, "grpo.max_steps=6", "eval.eval_steps=1", "run.save_steps=1")
     kept = {path.name for path in (run / "checkpoints").iterdir() if path.is_dir()}
@@ -78,6 +136,21 @@ def test_a_crash_while_writing_costs_no_earlier_checkpoint(tmp_path, monkeypatch
     assert last_checkpoint(run).name == "2"
     monkeypatch.undo()
     assert train.main(["--resume", str(run)]) == 0
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), RuntimeError("unexpected pos 64 vs 0"), SafetensorError("io")])
+def test_a_checkpoint_that_cannot_be_written_names_the_one_that_is_kept(tmp_path, monkeypatch, capsys, error):
+    def fail(*_):
+        raise error
+
+    run = run_tiny(tmp_path, "grpo.max_steps=2")
+    monkeypatch.setattr(grpo.checkpoint, "save_policy", fail)
+    more = ["--resume", str(run), "--allow-changes", "--set", "grpo.max_steps=3"]
+    assert train.main(more) == 2
+    assert f"could not be written ({error}); the one before it is whole" in capsys.readouterr().err
+    assert [path.name for path in (run / "checkpoints").iterdir() if path.is_dir()] == ["2"]
+    monkeypatch.undo()
+    assert train.main(more) == 0
 
 
 @pytest.mark.parametrize("crash_at", [1, 2])

@@ -25,6 +25,8 @@ from sqlenv.database import SqlResult
 from sqlenv.datasets import Example
 from sqlenv.synthetic import make_split
 
+KEPT = ("reward", "grad_norm", "entropy", "completions/mean_length")  # what two equal runs have in common
+
 
 def metrics(run):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -61,6 +63,27 @@ def test_two_updates_move_every_lora_matrix(tmp_path):
     assert all(not torch.equal(two_steps[name], one_step[name]) for name in two_steps)
 
 
+def test_the_reference_is_the_policy_at_the_start_of_rl(tmp_path):
+    """With what SFT taught the adapter: the KL to it is zero in the first step, and no longer in the second."""
+    base, mine = last_checkpoint(run_tiny(tmp_path, "grpo.max_steps=0")), tmp_path / "mine.py"
+    mine.write_text("def f(example, completion, result):\n    return {'n': len(completion)}\n", encoding="utf-8")
+    lora = ["model.init=load", f"model.path={base}", "model.lora_r=4", "sft.0.learning_rate=0.1"]
+    run = run_tiny(tmp_path, *lora, "grpo.max_steps=2", "grpo.beta=0.1", f"reward.function={mine}:f")
+    first, second = (row["kl"] for row in metrics(run) if "reward" in row)
+    assert abs(first) < 1e-9 < second
+
+
+def test_sampling_defaults_that_a_model_folder_brings_do_not_reach_training(tmp_path):
+    """Qwen's generation_config.json asks for top_p 0.8, top_k 20 and a repetition penalty."""
+    base = last_checkpoint(run_tiny(tmp_path, "grpo.max_steps=0"))
+    load = ["model.init=load", f"model.path={base}", "sft=[]", "grpo.max_steps=1"]
+    plain = metrics(run_tiny(tmp_path, *load))[1]
+    hostile = {"temperature": 0.01, "top_p": 0.1, "top_k": 1, "repetition_penalty": 9.0, "do_sample": False}
+    (base / "generation_config.json").write_text(json.dumps(hostile), encoding="utf-8")
+    again = metrics(run_tiny(tmp_path, *load))[1]
+    assert {name: again[name] for name in KEPT} == {name: plain[name] for name in KEPT}
+
+
 def test_sft_teaches_the_target_in_a_block_and_then_the_end(tmp_path):
     root = Path(__file__).resolve().parents[1]
     tokenizer, config = (
@@ -77,7 +100,7 @@ def test_sft_teaches_the_target_in_a_block_and_then_the_end(tmp_path):
 
 
 def test_reward_and_metric_are_the_same_function_object():
-    assert train.score_completion is evaluate.score_completion is sqlenv.reward.score_completion
+    assert train.score_completions is evaluate.score_completions is sqlenv.reward.score_completions
 
 
 def test_spacing_does_not_change_the_reward_though_it_changes_the_string(tmp_path):
@@ -130,8 +153,7 @@ def test_the_verdict_claims_nothing_inside_the_noise_and_nothing_without_a_signa
 def test_running_twice_overwrites_nothing_and_repeats_the_numbers(tmp_path):
     first, second = run_tiny(tmp_path), run_tiny(tmp_path)
     assert (first.name, second.name) == ("tiny", "tiny-2")
-    kept = ("reward", "grad_norm", "entropy", "completions/mean_length")
-    a, b = ([[row.get(key) for key in kept] for row in metrics(run)] for run in (first, second))
+    a, b = ([[row.get(key) for key in KEPT] for row in metrics(run)] for run in (first, second))
     assert a == b
 
 
@@ -198,7 +220,8 @@ def test_evaluate_reads_a_checkpoint_and_repeats_the_runs_own_figures(tmp_path, 
     out = tmp_path / "result.json"
     assert evaluate.main(["--checkpoint", str(run / "checkpoints" / "last"), "--out", str(out)]) == 0
     again, after = (json.loads(p.read_text(encoding="utf-8")) for p in (out, run / "eval-test-after.json"))
-    assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in after.items() if k != "seconds"}
+    times = ("seconds", "latency_p50", "latency_p95")
+    assert {k: v for k, v in again.items() if k not in times} == {k: v for k, v in after.items() if k not in times}
     assert "vote@2" in capsys.readouterr().out
 
 
@@ -248,8 +271,9 @@ def test_the_cost_counts_the_samples_of_the_vote_too(tmp_path):
 
 def test_the_logged_classes_follow_the_metric_that_is_trained_on(tmp_path, monkeypatch):
     """A verdict that only BIRD's rule calls right makes a group all_correct only where BIRD's rule pays."""
-    score = train.score_completion
-    monkeypatch.setattr(train, "score_completion", lambda *a: replace(score(*a), match=False, match_bird=True))
+    score = sqlenv.reward.score_completion
+    only_bird = lambda *a: replace(score(*a), match=False, match_bird=True)  # noqa: E731
+    monkeypatch.setattr(sqlenv.reward, "score_completion", only_bird)
     for metric, share in (("spider", 0.0), ("bird", 1.0)):
         flat = [f"reward.metric={metric}", "reward.weights={correct = 0.0, executes = 0.0, format = 0.0}"]
         rows = metrics(run_tiny(tmp_path, *flat, "grpo.max_steps=1"))

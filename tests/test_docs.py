@@ -8,9 +8,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks.table import row
+from benchmarks.table import row, spreads
+from grpo.advantage import AdvantageInfo, compute_advantages, contract
 from grpo.config import load_config
+from grpo.watch import EXIT_CODES
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -39,8 +42,9 @@ def test_every_config_is_valid_in_its_long_and_its_short_form(config):
 
 def test_the_readmes_table_is_the_one_that_the_results_make():
     results = json.loads((ROOT / "results" / "quickstart.json").read_text(encoding="utf-8"))
-    assert [row(result) for result in results if row(result) not in README] == []
-    assert README.count("\n| ") > len(results) == 12
+    rows = [*map(row, results), *spreads(results)]
+    assert [line for line in rows if line not in README] == []
+    assert len(rows) == 16
 
 
 def test_the_product_stays_small():
@@ -49,10 +53,39 @@ def test_the_product_stays_small():
         ROOT / "evaluate.py",
         *(p for d in ("grpo", "model", "sqlenv") for p in (ROOT / d).rglob("*.py")),
     ]
-    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) < 4000
+    lines = [line for path in files for line in path.read_text(encoding="utf-8").splitlines()]
+    assert sum(bool(line.strip()) for line in lines) < 4000
 
 
 def test_the_shipped_start_is_a_small_hugging_face_folder():
     files = list((ROOT / "configs" / "warm_start").iterdir())
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= {f.name for f in files}
     assert sum(file.stat().st_size for file in files) < 4_000_000
+
+
+def test_the_readmes_advantages_do_what_it_says_of_them(tmp_path):
+    file = tmp_path / "my_advantage.py"
+    file.write_text(re.search(r"```python\n(# my_advantage.py.*?)```", README, re.DOTALL)[1], encoding="utf-8")
+    info = AdvantageInfo(
+        torch.tensor([[10, 20, 30, 40]]),
+        torch.zeros(1, 4, dtype=torch.bool),
+        {"correct": torch.tensor([[1.0, 1.0, 0.0, 0.0]]), "format": torch.ones(1, 4)},
+    )
+    rewards = torch.tensor([[1.2, 1.2, 0.3, 0.2]])
+
+    def values(name: str, given: torch.Tensor) -> list[float]:
+        return compute_advantages(given, f"{file}:{name}", info)[0].tolist()
+
+    # 1.1, 1.0, 0.0, -0.2 less their mean .475
+    assert values("shorter_is_better", rewards) == pytest.approx([0.625, 0.525, -0.475, -0.675])
+    assert values("pass_at_k", rewards) == [0.0] * 4  # two are best: no lead
+    assert values("pass_at_k", torch.tensor([[1.2, 0.2, 0.3, 0.2]])) == pytest.approx([0.9, 0.0, 0.0, 0.0])
+    # correct: +-.5 / (.57735 + 1e-4); format is the same for all and adds nothing
+    assert values("each_part_by_itself", rewards) == pytest.approx([0.86588, 0.86588, -0.86588, -0.86588], abs=1e-5)
+    holds = {name: "\n".join(contract(f"{file}:{name}")) for name in ("pass_at_k", "shorter_is_better")}
+    assert re.search(r"sums to 0 in every group +no", holds["pass_at_k"])
+    assert re.search(r"equal rewards give exactly 0 +no", holds["shorter_is_better"])
+
+
+def test_the_readme_names_every_exit_code_and_section():
+    assert all(f"| {code} | halted" in README for code in EXIT_CODES.values())

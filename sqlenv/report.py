@@ -1,0 +1,123 @@
+"""From verdicts to figures: accuracies with intervals, tables, the paired test between two runs, and what it cost.
+
+One answer is one dict: db_id, difficulty, question, gold, match (Spider's rule), match_bird, outcome (errors.py); and
+where several samples were drawn, `hits` (is each right?) and `vote` (is the majority's answer right?).
+"""
+
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+
+from sqlenv.metrics import (
+    accuracy_by,
+    bootstrap_interval,
+    mcnemar_exact,
+    pass_at_k,
+    percentile,
+    smallest_difference,
+    with_interval,
+)
+
+WORST = 5  # how many databases `describe` shows; the result holds all
+FEW = 5  # fewer databases than this say nothing about databases: the bootstrap then draws questions
+
+
+def measure(answers: list[dict]) -> dict:
+    """Everything about the answers that is no cost.
+
+    Returns n, databases; execution_accuracy, bird_accuracy and, where all answers hold k samples, pass@k and vote@k,
+    each with `_low` and `_high` (Wilson, 95 %); mean@k, the accuracy of a single sample, and bootstrap_low and
+    bootstrap_high of execution_accuracy, by a bootstrap that draws whole databases, since their questions are alike;
+    outcomes; by_difficulty and by_database; `correct`, one 0 or 1 a question in order, and `questions`, a hash of what
+    was asked: the paired test needs the same questions.
+    Example: two answers, one right -> execution_accuracy 0.5, [0.0945, 0.9055]
+    """
+    correct, groups = [bool(a["match"]) for a in answers], [str(a.get("db_id")) for a in answers]
+    result = {"n": len(answers), "databases": len(set(groups))} | with_interval("execution_accuracy", correct)
+    units = groups if len(set(groups)) >= FEW else [str(i) for i in range(len(answers))]
+    low, high = bootstrap_interval([float(c) for c in correct], units, seed=0) if answers else (0.0, 1.0)
+    result |= {"bootstrap_low": low, "bootstrap_high": high}
+    result |= with_interval("bird_accuracy", [bool(a["match_bird"]) for a in answers])
+    hits = [a.get("hits") or [a["match"]] for a in answers]
+    if (k := max(map(len, hits), default=1)) > 1:
+        shares = [sum(h) / len(h) for h in hits]
+        low, high = bootstrap_interval(shares, units, seed=0)
+        result |= {f"mean@{k}": sum(shares) / len(shares), f"mean@{k}_low": low, f"mean@{k}_high": high}
+        if all(len(h) == k for h in hits):
+            result |= with_interval(f"pass@{k}", [pass_at_k(k, sum(h), k) for h in hits])
+            result |= with_interval(f"vote@{k}", [a.get("vote_match", a["match"]) for a in answers])
+    result["outcomes"] = dict(Counter(a["outcome"] for a in answers).most_common())
+    difficulties = [str(a.get("difficulty") or "") for a in answers]
+    result["by_difficulty"] = accuracy_by(difficulties, correct) if any(difficulties) else {}
+    result["by_database"] = accuracy_by(groups, correct)
+    asked = json.dumps([[a.get("db_id"), a.get("gold")] for a in answers])
+    return result | {"questions": hashlib.sha256(asked.encode()).hexdigest()[:16], "correct": [*map(int, correct)]}
+
+
+def cost(seconds: float, latencies: list[float], executions: int, hourly_price: float = 0.0, **others) -> dict:
+    """The cost of an evaluation: seconds in all, p50 and p95 of the questions' own, executions, money (if priced).
+
+    Example: 1,800 seconds at 2.0 an hour -> price 1.0
+    """
+    result = {**others, "sql_executions": executions, "seconds": round(seconds, 2)}
+    if latencies:
+        result |= {"latency_p50": percentile(latencies, 0.5), "latency_p95": percentile(latencies, 0.95)}
+    return result | ({"price": seconds / 3600 * hourly_price} if hourly_price else {})
+
+
+def describe(result: dict) -> str:
+    """A measured result in a few lines: every accuracy with its interval, a vote beside the single attempts."""
+
+    def interval(values: dict, name: str) -> str:
+        return f"[{values[f'{name}_low']:.3f}, {values[f'{name}_high']:.3f}]"
+
+    lines = [f"{result['n']} questions on {result['databases']} databases"]
+    lines += [f"  NOTE: {result['note']}"] if result.get("note") else []
+    for key in result:
+        if f"{key}_low" in result:
+            single = " (one sampled attempt)" if key.startswith("mean@") else ""
+            lines.append(f"  {key:<20} {result[key]:.3f}  {interval(result, key)}{single}")
+        if key == "execution_accuracy" and result["databases"] >= FEW:
+            lines.append(f"  {'  over databases':<20}        {interval(result, 'bootstrap')} (bootstrap)")
+    lines.append("  outcomes: " + ", ".join(f"{name} {count}" for name, count in result["outcomes"].items()))
+    worst = sorted(result["by_database"].items(), key=lambda item: item[1]["accuracy"])[:WORST]
+    for title, table in (("by difficulty", result["by_difficulty"].items()), ("worst databases", worst)):
+        cells = [f"{name} {t['accuracy']:.3f} {interval(t, 'accuracy')} (n {t['n']})" for name, t in table]
+        lines += [f"  {title}: {'; '.join(cells)}"] if cells else []
+    parts = [f"{result['num_tokens']:,} tokens decoded"] if "num_tokens" in result else []
+    parts += [f"{result['parameter_passes']:.2e} parameter passes"] if "parameter_passes" in result else []
+    parts += [f"{result['sql_executions']:,} SQL executions", f"{result['seconds']} s"]
+    if "latency_p50" in result:
+        parts.append(f"a question p50 {result['latency_p50']:.3g} s, p95 {result['latency_p95']:.3g} s")
+    parts += [f"price {result['price']:.4f}"] if "price" in result else []
+    return "\n".join([*lines, f"  cost: {', '.join(parts)}"])
+
+
+def paired(before: dict, after: dict) -> tuple[float, float, str]:
+    """(points of accuracy, p, both in words): the exact McNemar test of two results on the same questions.
+
+    Raises ValueError if the questions differ. Example: before right on 1 of 8 questions, after on those and 6 more ->
+    75 points, p = 2 / 2^6
+    """
+    key = "questions"
+    if len(before["correct"]) != len(after["correct"]) or before.get(key, "") != after.get(key, before.get(key, "")):
+        sizes = f"{len(before['correct'])} and {len(after['correct'])} questions"
+        raise ValueError(f"the results are about different questions ({sizes}); expected the same, in the same order")
+    pairs = list(zip(before["correct"], after["correct"], strict=True))
+    gained, lost, n = sum(b < a for b, a in pairs), sum(b > a for b, a in pairs), max(1, len(pairs))
+    points, p = 100 * (gained - lost) / n, mcnemar_exact(gained, lost)
+    words = f"gained {gained}, lost {lost} of {len(pairs)} questions, exact McNemar p = {p:.2g}"
+    if p >= 0.05:
+        least = 100 * smallest_difference(n, gained + lost)
+        words += f"; the least that could show is {least:.1f} points" if n >= 6 else "; too few to show anything"
+    return points, p, words
+
+
+def load_result(path: Path) -> dict | None:
+    """A result to compare with: an evaluation's JSON, or the measure of sqlenv.score's verdicts; None if neither."""
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return rows[0] if len(rows) == 1 and "correct" in rows[0] else measure(rows)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
