@@ -42,6 +42,7 @@ from grpo.card import model_card
 from grpo.checkpoint import derived_generator, last_checkpoint, load_training_state, save_checkpoint
 from grpo.config import Config, RewardConfig, differences, load_config, to_toml
 from grpo.difficulty import class_counts, gate, pass_rate_class, read_pass_rates, write_pass_rates
+from grpo.memory import check_memory
 from grpo.policy import load_policy, make_policy, train_stages
 from grpo.rollout import Batch, Rewards, Rollouts, is_mixed, join, question_order, rollout
 from grpo.sft import Pair
@@ -146,6 +147,8 @@ def prepare(config: Config, folder: Path, resume: bool) -> Run:
     if config.grpo.beta:
         fresh_adapter = config.model.lora_r and not config.sft and not config.model.adapter
         reference = model if fresh_adapter else load_start().requires_grad_(False)
+    if config.grpo.max_steps:
+        print(f"memory: {check_memory(model, config, max(len(prompt) for _, prompt in questions))}", flush=True)
     optimizer = make_optimizer(model.parameters(), config.grpo)
     max_steps = config.grpo.max_steps
     if max_steps < 0:
@@ -456,6 +459,14 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         if not options.resume and folder.name and not (folder / "eval-test-before.json").exists():
             shutil.rmtree(folder)  # it failed before it began: nothing half-written stays
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        lower = (
+            "grpo.micro_batch_size, num_generations or max_completion_length; or model.gradient_checkpointing = true"
+        )
+        print(f"error: out of memory ({str(error).splitlines()[0]}); lower {lower}", file=sys.stderr)
         return 2
     except Halted as error:
         finding = error.args[0]

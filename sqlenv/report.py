@@ -83,8 +83,8 @@ def describe(result: dict) -> str:
     lines.append("  outcomes: " + ", ".join(f"{name} {count}" for name, count in result["outcomes"].items()))
     worst = sorted(result["by_database"].items(), key=lambda item: item[1]["accuracy"])[:WORST]
     for title, table in (("by difficulty", result["by_difficulty"].items()), ("worst databases", worst)):
-        cells = [f"{name} {t['accuracy']:.3f} {interval(t, 'accuracy')} (n {t['n']})" for name, t in table]
-        lines += [f"  {title}: {'; '.join(cells)}"] if cells else []
+        lines += [f"  {title}"] if table else []
+        lines += [f"    {name:<18} {t['accuracy']:.3f}  {interval(t, 'accuracy')} n {t['n']}" for name, t in table]
     parts = [f"{result['num_tokens']:,} tokens decoded"] if "num_tokens" in result else []
     parts += [f"{result['parameter_passes']:.2e} parameter passes"] if "parameter_passes" in result else []
     parts += [f"{result['sql_executions']:,} SQL executions", f"{result['seconds']} s"]

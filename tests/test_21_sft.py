@@ -10,14 +10,19 @@ starts from. Command: pytest tests/test_21_sft.py
 """
 
 import copy
+import json
 import math
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 import torch
 from helpers import check_close, gradients, tiny_model
 from rl_helpers import TablePolicy, check_same, lora_model
 
-from grpo.config import SftConfig
+from evaluate import load_split
+from grpo.config import Config, SftConfig
 from grpo.sft import SftGroup, common_prefix, make_groups, sft_loss, train_sft
 
 END = 0
@@ -176,3 +181,45 @@ def test_only_the_adapter_trains_where_there_is_one():
 def test_a_stage_without_examples_is_an_error():
     with pytest.raises(ValueError, match="the SFT stage has no examples"):
         train(tiny_model(), pairs=[])
+
+
+# --- which questions a stage is taught ---
+
+
+@pytest.fixture
+def questions(tmp_path):
+    """A folder of 40 training and 2 test questions on one small database."""
+    with closing(sqlite3.connect(tmp_path / "shop.sqlite")) as connection:
+        connection.executescript("CREATE TABLE item (price INTEGER); INSERT INTO item VALUES (1), (2);")
+    for name, count in (("train", 40), ("val", 2), ("test", 2)):
+        rows = [{"question": f"{name} {i}?", "gold": f"SELECT price + {i} FROM item"} for i in range(count)]
+        text = "\n".join(json.dumps(row | {"db": "shop.sqlite"}) for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def test_rl_can_be_kept_to_questions_that_no_stage_has_seen(questions):
+    data = replace(Config().data, source=str(questions), cache_dir=str(questions / "cache"))
+    stages = (SftConfig(source="synthetic", databases=1, questions_per_database=2), SftConfig(share=0.25))
+    config = replace(Config(), data=data, sft=stages)
+    foundation, domain = (load_split(config, "sft", stage) for stage in stages)
+    assert (len(foundation), len(domain)) == (2, 10)
+    assert {e.db_id for e in foundation} == {"sft_00000"}
+    taught = {e.question for e in domain}
+    assert taught < {e.question for e in load_split(config, "train")}  # 40: by default RL sees them too
+    unseen = load_split(replace(config, data=replace(data, exclude_sft=True)), "train")
+    assert len(unseen) == 30
+    assert not taught & {e.question for e in unseen}
+    assert taught == {e.question for e in load_split(config, "sft", stages[1])}  # the same in every run of a seed
+    other = replace(config, run=replace(config.run, seed=1))
+    assert taught != {e.question for e in load_split(other, "sft", stages[1])}
+
+
+def test_the_test_set_can_come_from_elsewhere_and_an_empty_one_is_an_error(questions):
+    data = replace(Config().data, source=str(questions / "test.jsonl"), cache_dir=str(questions / "cache"))
+    config = replace(Config(), data=replace(data, source="synthetic", test_source=str(questions), train_databases=1))
+    assert [e.question for e in load_split(config, "test")] == ["test 0?", "test 1?"]
+    assert load_split(config, "train")[0].db_id == "train_00000"
+    everything = replace(data, source=str(questions), exclude_sft=True)
+    with pytest.raises(ValueError, match=r"has no train questions left; see data\.source, exclude_sft and sft\.share"):
+        load_split(replace(config, data=everything, sft=(SftConfig(),)), "train")

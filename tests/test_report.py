@@ -100,7 +100,7 @@ def test_measure_on_hand_counted_answers():
     assert {k: v["accuracy"] for k, v in result["by_database"].items()} == {"a": 0.5, "b": 0.5}
     assert result["correct"] == [1, 0, 1, 0]
     text = describe(result | cost(3600.0, [1.0, 2.0, 3.0, 10.0], 20, 0.5, num_tokens=7))
-    assert "by difficulty: easy 1.000 [0.342, 1.000] (n 2); hard 0.000 [0.000, 0.658] (n 2)" in text
+    assert "by difficulty\n    easy               1.000  [0.342, 1.000] n 2\n    hard               0.000  [0.0" in text
     assert "cost: 7 tokens decoded, 20 SQL executions, 3600.0 s, a question p50 2 s, p95 10 s, price 0.5000" in text
     assert "over databases" not in text  # two databases say nothing about databases
 
