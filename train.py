@@ -17,11 +17,15 @@ import hashlib
 import json
 import math
 import shutil
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial, wraps
 from operator import attrgetter
 from pathlib import Path
 
@@ -78,6 +82,7 @@ class Run:
     max_steps: int
     progress: dict  # saved with every checkpoint: step, questions asked, best step, recent metrics, sums
     started: float  # on the clock of time.perf_counter, less what earlier processes of this run took
+    times: Counter = field(default_factory=Counter)  # seconds of the parts of the current step
 
 
 def train(config: Config, folder: Path, resume: bool = False) -> dict:
@@ -87,27 +92,26 @@ def train(config: Config, folder: Path, resume: bool = False) -> dict:
         test(run, "before")
         validate(run)
 
-    while run.progress["step"] < run.max_steps:
-        times = [time.perf_counter()]
-        examples, prompts = next_questions(run, config.grpo.questions_per_step)
-        rollouts, texts = sample(run, prompts)
-        times.append(time.perf_counter())
-        rewards = score_rollouts(examples, texts, run.reward, config.reward)
-        times.append(time.perf_counter())
-        batch = refill(run, Batch(examples, rollouts, texts, rewards, len(examples)))
-        times.append(time.perf_counter())
-        info = AdvantageInfo(batch.rollouts.lengths, batch.rollouts.truncated, batch.rewards.parts)
-        advantages = compute_advantages(batch.rewards.total, run.advantage, info)
-        update = update_step(run, batch.rollouts, advantages)
-        times.append(time.perf_counter())
-        run.progress["step"] += 1
-        log_step(run, batch, update, times)
-        log_samples(run, batch, advantages)
-        if due(run, config.eval.eval_steps):
-            validate(run)
-        if due(run, config.run.save_steps) or run.progress["best_step"] == run.progress["step"]:
-            save(run)
-        warn_or_halt(run)
+    with interrupts_wait() as interrupted:
+        while run.progress["step"] < run.max_steps:
+            examples, prompts = next_questions(run, config.grpo.questions_per_step)
+            rollouts, texts = sample(run, prompts)
+            batch = earn(run, examples, rollouts, texts)
+            batch = refill(run, batch)
+            info = AdvantageInfo(batch.rollouts.lengths, batch.rollouts.truncated, batch.rewards.parts)
+            advantages = compute_advantages(batch.rewards.total, run.advantage, info)
+            update = update_step(run, batch.rollouts, advantages)
+            run.progress["step"] += 1
+            log_step(run, batch, update)
+            log_samples(run, batch, advantages)
+            if due(run, config.eval.eval_steps):
+                validate(run)
+            if due(run, config.run.save_steps) or run.progress["best_step"] == run.progress["step"]:
+                save(run)
+            warn_or_halt(run)
+            if interrupted.is_set():
+                save(run)
+                raise KeyboardInterrupt
 
     if run.max_steps == 0:  # supervision only: what was measured before is what there is
         save(run)
@@ -231,6 +235,23 @@ def sft_pairs(tokenizer: Tokenizer, examples: list[Example], config: Config) -> 
 # --- inside the loop ---
 
 
+def timed(part: str) -> Callable:
+    """A decorator: what a function of (run, ...) takes counts under time/<part> of the step."""
+
+    def decorate(function: Callable) -> Callable:
+        @wraps(function)
+        def measured(run: Run, *arguments):
+            start = time.perf_counter()
+            try:
+                return function(run, *arguments)
+            finally:
+                run.times[f"time/{part}"] += time.perf_counter() - start
+
+        return measured
+
+    return decorate
+
+
 def next_questions(run: Run, count: int) -> tuple[list[Example], list[list[int]]]:
     """The next questions and their prompts."""
     order = partial(derived_generator, run.config.run.seed, "order")
@@ -239,6 +260,7 @@ def next_questions(run: Run, count: int) -> tuple[list[Example], list[list[int]]
     return [run.questions[i][0] for i in chosen], [run.questions[i][1] for i in chosen]
 
 
+@timed("rollout")
 def sample(run: Run, prompts: list[list[int]], attempt: int = 0) -> tuple[Rollouts, list[list[str]]]:
     """One group of completions for each prompt; no top-k or top-p, so that what is scored is what was sampled."""
     config = run.config.grpo
@@ -250,6 +272,13 @@ def sample(run: Run, prompts: list[list[int]], attempt: int = 0) -> tuple[Rollou
     )
     run.progress["num_tokens"] += int(rollouts.lengths.sum()) + sum(map(len, prompts))
     return rollouts, texts
+
+
+@timed("reward")
+def earn(run: Run, examples: list[Example], rollouts: Rollouts, texts: list[list[str]]) -> Batch:
+    """The groups with what they earned."""
+    rewards = score_rollouts(examples, texts, run.reward, run.config.reward)
+    return Batch(examples, rollouts, texts, rewards, len(examples))
 
 
 def score_rollouts(examples: list[Example], texts: list[list[str]], reward: Callable, config: RewardConfig) -> Rewards:
@@ -275,15 +304,14 @@ def refill(run: Run, batch: Batch) -> Batch:
         if not flat:
             break
         examples, prompts = next_questions(run, len(flat))
-        rollouts, texts = sample(run, prompts, attempt)
-        rewards = score_rollouts(examples, texts, run.reward, run.config.reward)
-        new = Batch(examples, rollouts, texts, rewards, len(examples))
+        new = earn(run, examples, *sample(run, prompts, attempt))
         found = [len(batch.examples) + q for q, mixed in enumerate(is_mixed(new)) if mixed]
         kept = [q for q in range(len(batch.examples)) if q not in flat[: len(found)]]
         batch = join(batch, new, kept + found)
     return batch
 
 
+@timed("update")
 def update_step(run: Run, rollouts: Rollouts, advantages: Tensor) -> dict:
     """One update at the step's learning rate; returns its metrics as (sum, count) pairs."""
     rate = learning_rate(run.config.grpo, run.progress["step"], run.max_steps)
@@ -337,7 +365,7 @@ def test(run: Run, when: str) -> None:
     print(f"test {when}: {describe(result)}", flush=True)
 
 
-def log_step(run: Run, batch: Batch, update: dict, times: list[float]) -> None:
+def log_step(run: Run, batch: Batch, update: dict) -> None:
     """One line of metrics.jsonl and one on the console."""
     match = attrgetter(MATCH[run.config.reward.metric])
     rollouts, rewards, progress = batch.rollouts, batch.rewards, run.progress
@@ -350,9 +378,8 @@ def log_step(run: Run, batch: Batch, update: dict, times: list[float]) -> None:
     record = {"step": progress["step"], "epoch": progress["asked"] / len(run.questions)} | metrics
     record |= means(update) | {"entropy": float(entropy), "num_tokens": progress["num_tokens"]}
     record |= {"num_generations": run.config.grpo.num_generations, "sampled_groups": batch.asked}
-    names = ("time/rollout", "time/reward", "time/refill", "time/update")
-    record |= {name: end - start for name, start, end in zip(names, times, times[1:], strict=False)}
-    record["step_time"] = times[-1] - times[0]
+    record |= {**run.times, "step_time": run.times.total()}
+    run.times.clear()
     append_line(run.folder / "metrics.jsonl", record)
     print(format_line(record, run.max_steps), flush=True)
     progress["recent"] = [*progress["recent"], record][-run.config.watch.steps :]
@@ -420,6 +447,24 @@ def summarise(run: Run, halted: str = "") -> dict:
     write_text(last_checkpoint(run.folder) / "README.md", model_card(run.config, summary, run.progress["step"]))
     print(f"{verdict}\n{run.folder / 'summary.json'}")
     return summary
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[threading.Event]:
+    """Inside, the first Ctrl-C only sets the event, so that a step ends and is saved; the second acts at once."""
+    asked = threading.Event()
+
+    def on_interrupt(*_) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+        print("stopping when this step is saved; again: at once", file=sys.stderr, flush=True)
+
+    previous = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def new_folder(output_dir: str, name: str) -> Path:

@@ -8,6 +8,7 @@ Run: pytest tests/test_22_resume.py
 
 import json
 import os
+import signal
 
 import pytest
 import torch
@@ -105,6 +106,29 @@ def test_a_changed_config_is_refused_with_the_difference_unless_allowed(tmp_path
     config = tmp_path / "tiny.toml"  # the file as it was: max_steps 4
     assert train.main(["--resume", str(run), "--config", str(config)]) == 2
     assert "grpo.max_steps: 3 -> 4" in capsys.readouterr().err
+
+
+def test_the_first_ctrl_c_lets_the_step_end_and_saves_it(tmp_path, monkeypatch, capsys):
+    whole, log_step = run_tiny(tmp_path), train.log_step
+
+    def press(run, *rest):
+        log_step(run, *rest)
+        if run.progress["step"] == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "log_step", press)
+        run_tiny(tmp_path, expect=130)
+    stopped = tmp_path / "runs" / "tiny-2"
+    assert f"to go on: python train.py --resume {stopped}" in capsys.readouterr().err
+    assert last_checkpoint(stopped).name == "3"  # between the checkpoints of steps 2 and 4
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert train.main(["--resume", str(stopped)]) == 0
+    assert steps(stopped) == steps(whole)
+    with train.interrupts_wait():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_the_time_of_earlier_processes_counts(tmp_path):
