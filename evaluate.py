@@ -1,6 +1,7 @@
 """Measure execution accuracy: of a checkpoint on a question set, or of a file of predictions.
 
     python evaluate.py --checkpoint runs/quickstart/checkpoints/last --split test [--compare OTHER.json]
+    python evaluate.py --checkpoint runs/quickstart --ask "how many guests are there?" --db FILE.sqlite
     python evaluate.py --predictions predictions.jsonl --data SOURCE [--compare OTHER_VERDICTS.jsonl]
 
 What "correct" means is `sqlenv.reward.score_completion`, the same function object that training is rewarded by. Every
@@ -20,6 +21,7 @@ import re
 import sqlite3
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,12 +36,13 @@ from model.config import write_text
 from model.qwen2 import Qwen2
 from model.tokenizer import Tokenizer, load_tokenizer
 from sqlenv import score
+from sqlenv.database import run_sql
 from sqlenv.datasets import load_examples
 from sqlenv.errors import error_class
 from sqlenv.example import Example
 from sqlenv.prompt import LEAKS, build_messages
 from sqlenv.report import cost, describe, load_result, measure, paired
-from sqlenv.reward import Verdict, score_completions
+from sqlenv.reward import Verdict, extract_sql, score_completions
 from sqlenv.voting import majority_vote
 
 
@@ -146,6 +149,28 @@ def vote_is_right(verdicts: list[Verdict]) -> bool:
     return winner is not None and verdicts[winner].match
 
 
+def ask(model: Qwen2, tokenizer: Tokenizer, question: str, database: Path, config: Config) -> str:
+    """One question about any SQLite file: the queries that were sampled, the vote over their rows, the rows."""
+    example = Example(question, "", database.stem, database)
+    sampling = {key: getattr(config.eval, key) for key in ("temperature", "top_p", "top_k")}
+    sampling |= {"max_completion_length": config.grpo.max_completion_length}
+    sampling["generator"] = derived_generator(config.run.seed, "ask")
+    prompt, k = encode_prompt(tokenizer, example, config.data), config.eval.num_generations or 1
+    _, (texts,) = rollout(model, tokenizer, [prompt], k, **sampling)
+    queries = [extract_sql(text) for text in texts]
+    results = [run_sql(database, query) for query in queries]
+    lines = [
+        f"{r.reason or f'{len(r.rows)} rows':<24} {' '.join(q.split())}" for r, q in zip(results, queries, strict=True)
+    ]
+    winner = majority_vote(results, queries)
+    if winner is None:
+        return "\n".join([*lines, f"none of {len(queries)} queries could be run"])
+    rows = results[winner].rows
+    agree = sum(r.status == "ok" and Counter(r.rows) == Counter(rows) for r in results)
+    shown = [" | ".join(map(str, row)) for row in rows[:20]] + ["..."] * (len(rows) > 20)
+    return "\n".join([*lines, "", queries[winner], f"{agree} of {len(queries)} queries returned these rows:", *shown])
+
+
 def versions() -> dict[str, str]:
     """What the numbers depend on besides code and seed."""
     python = ".".join(map(str, sys.version_info[:3]))
@@ -181,6 +206,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--checkpoint", type=Path, help="a run's checkpoints/last or checkpoints/<step>")
     parser.add_argument("--config", help="what to evaluate on; default: the config of the checkpoint's run")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override one value")
+    parser.add_argument("--ask", metavar="QUESTION", help="answer one question on the SQLite file --db")
+    parser.add_argument("--db", type=Path, help="with --ask: the SQLite file")
     parser.add_argument("--split", choices=("train", "val", "test"), default="test")
     parser.add_argument("--out", type=Path, help="where to write the result (JSON)")
     parser.add_argument("--compare", type=Path, help="the result (--out) of another run on the same questions")
@@ -190,6 +217,8 @@ def main(arguments: list[str] | None = None) -> int:
         return score.main([argument for argument in arguments if argument != "--predictions"])
     options = parser.parse_args(arguments)
     try:
+        if bool(options.ask) != bool(options.db):
+            raise ValueError("expected --ask QUESTION and --db FILE.sqlite together")
         if not options.checkpoint:
             raise ValueError("expected --checkpoint PATH, or --predictions FILE --data SOURCE")
         folder = options.checkpoint
@@ -203,6 +232,9 @@ def main(arguments: list[str] | None = None) -> int:
             raise ValueError(f"--compare {options.compare}: no result; expected what --out wrote, or verdicts")
         config = load_config(options.config or folder.parent.parent / "config.toml", options.set)
         model, tokenizer = load_policy(config.model, folder), load_tokenizer(folder)
+        if options.ask:
+            print(ask(model, tokenizer, options.ask, options.db, config))
+            return 0
         examples = load_split(config, options.split)
         k = config.eval.num_generations
         result = evaluate_policy(model, tokenizer, examples, config, num_generations=k, name=options.split)

@@ -39,7 +39,10 @@ def test_the_generator_depends_on_seed_purpose_and_step_and_on_nothing_else():
 
 @pytest.mark.parametrize("overrides", [(), ("grpo.num_iterations=2", "grpo.beta=0.1")])
 def test_killed_between_checkpoints_and_resumed_equals_never_killed(tmp_path, monkeypatch, overrides):
+    (tmp_path / "mine.py").write_text("def f(example, text, result):\n    return {'n': len(text)}\n", encoding="utf-8")
+    overrides += (f"reward.function={tmp_path / 'mine.py'}:f",)  # without differences there would be nothing to resume
     whole = run_tiny(tmp_path, *overrides)
+    assert all(row["grad_norm"] > 0 for row in steps(whole) if "reward" in row)
 
     def kill(run, *rest):
         log_step(run, *rest)

@@ -6,6 +6,8 @@ Run: pytest tests/test_23_end_to_end.py
 """
 
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -104,8 +106,6 @@ def test_reward_and_metric_are_the_same_function_object():
 
 
 def test_spacing_does_not_change_the_reward_though_it_changes_the_string(tmp_path):
-    import sqlite3
-
     path = tmp_path / "t.sqlite"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE head (age INTEGER)")
@@ -223,6 +223,27 @@ def test_evaluate_reads_a_checkpoint_and_repeats_the_runs_own_figures(tmp_path, 
     times = ("seconds", "latency_p50", "latency_p95")
     assert {k: v for k, v in again.items() if k not in times} == {k: v for k, v in after.items() if k not in times}
     assert "vote@2" in capsys.readouterr().out
+
+
+def test_one_question_about_a_database_is_answered_by_a_vote(tmp_path, monkeypatch, capsys):
+    run, path = run_tiny(tmp_path, "grpo.max_steps=0"), tmp_path / "mine.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("CREATE TABLE singer (age INTEGER); INSERT INTO singer VALUES (31), (29);")
+    ask = ["--checkpoint", str(run), "--ask", "how old?", "--db", str(path)]
+    assert evaluate.main(ask) == 0
+    assert "none of 2 queries could be run" in capsys.readouterr().out  # a model of a few thousand random numbers
+    queries = [
+        "SELECT max(age) FROM singer",
+        "SELECT age FROM singer",
+        "```sql\nSELECT age FROM singer ORDER BY 1\n```",
+    ]
+    monkeypatch.setattr(evaluate, "rollout", lambda *_, **__: (None, [[*queries, "SELECT no FROM singer"]]))
+    assert evaluate.main(ask) == 0
+    printed = capsys.readouterr().out
+    assert "no such column: no       SELECT no FROM singer" in printed
+    assert "SELECT age FROM singer\n2 of 4 queries returned these rows:\n31\n29" in printed
+    assert evaluate.main(ask[:-2]) == 2
+    assert "--ask QUESTION and --db FILE.sqlite together" in capsys.readouterr().err
 
 
 def test_every_step_samples_from_a_stream_of_its_own(tmp_path, monkeypatch):
