@@ -20,7 +20,7 @@ import sys
 from functools import lru_cache, partial
 from pathlib import Path
 
-from sqlenv.database import _stamp
+from sqlenv.database import file_stamp
 from sqlenv.example import Example
 from sqlenv.hygiene import check
 from sqlenv.synthetic import make_split
@@ -60,7 +60,7 @@ def load_examples(
     if role not in files:
         wanted = f"a folder with {' or '.join(FILES[role])} (your own: train.jsonl, test.jsonl, perhaps val.jsonl)"
         raise ValueError(f"{source} has no {split} questions; expected {wanted}; a single file is a test set")
-    examples = _usable(_stamp(files[role]), role == "train", cache)
+    examples = _usable(file_stamp(files[role]), role == "train", cache)
     if role == "train" and "val" not in files:
         examples = [e for e in examples if _is_val(e) == (split == "val")]
     if not examples:
@@ -146,7 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         files = question_files(options.check)
-        sets = {split: _usable(_stamp(file), split == "train", None, shown=3) for split, file in files.items()}
+        sets = {split: _usable(file_stamp(file), split == "train", None, shown=3) for split, file in files.items()}
         if "train" in sets and "val" not in sets:
             sets["train"], sets["val"] = ([e for e in sets["train"] if _is_val(e) == val] for val in (False, True))
         names = {split: {e.db_id for e in sets.get(split, ())} for split in FILES}

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sqlenv.compare import canonical_rows
-from sqlenv.database import _TOKEN, GOLD_MAX_OPS, run_gold, run_sql
+from sqlenv.database import GOLD_MAX_OPS, TOKEN, run_gold, run_sql
 
 SCAN, CUT, ORDER = "rows depend on the scan order", "a tie is cut by LIMIT", "the order of ties is free"
 
@@ -44,7 +44,7 @@ def undetermined(database: str | Path, gold: str) -> str:
 def _order_bys(sql: str) -> Iterator[tuple[int, bool, bool]]:
     """(where its terms end, is it at the top level, has it a LIMIT) of every ORDER BY of a statement or a subquery."""
     ordered, depth, end, previous = set(), 0, 0, ""  # `ordered`: the depths at which an ORDER BY has not ended
-    for match in _TOKEN.finditer(sql):
+    for match in TOKEN.finditer(sql):
         if match.lastgroup == "skip":
             continue
         text = match.group().upper()
