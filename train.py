@@ -48,6 +48,7 @@ from grpo.config import Config, RewardConfig, differences, load_config, to_toml
 from grpo.difficulty import class_counts, gate, pass_rate_class, read_pass_rates, write_pass_rates
 from grpo.memory import check_memory
 from grpo.policy import load_policy, make_policy, train_stages
+from grpo.report import write_report
 from grpo.rollout import Batch, Rewards, Rollouts, is_mixed, join, question_order, rollout
 from grpo.sft import Pair
 from grpo.telemetry import append_line, format_line, means, rollout_metrics, truncate_log
@@ -175,7 +176,7 @@ def training_questions(
     fitting = [question for question in questions if len(question[1]) <= config.data.max_prompt_length]
     if len(fitting) < len(questions):
         print(f"left out {len(questions) - len(fitting)} of {len(questions)} questions: prompt too long")
-    if config.filter.num_generations and config.grpo.max_steps:
+    if config.filter.num_generations and config.grpo.max_steps and fitting:
         limits = (config.filter.num_generations, config.filter.low, config.filter.high)
         successes = pass_rates(config, folder, tokenizer, model, fitting)
         counts = ", ".join(f"{name} {count}" for name, count in class_counts(successes, *limits).items())
@@ -223,12 +224,15 @@ def start_policy(config: Config, folder: Path) -> tuple[Tokenizer, Callable[[], 
 
 
 def sft_pairs(tokenizer: Tokenizer, examples: list[Example], config: Config) -> list[list[Pair]]:
-    """(prompt ids, completion ids) of every example, grouped by database; the end token closes a completion."""
+    """(prompt ids, completion ids) of the examples that fit, grouped by database; the end token closes a completion."""
     by_database: dict[str, list[Pair]] = {}
     for example in examples:
-        completion = [*tokenizer.encode(target_completion(example)), tokenizer.eos_ids[0]]
-        pair = (encode_prompt(tokenizer, example, config.data), completion)
-        by_database.setdefault(example.db_id, []).append(pair)
+        prompt = encode_prompt(tokenizer, example, config.data)
+        if len(prompt) <= config.data.max_prompt_length:
+            completion = [*tokenizer.encode(target_completion(example)), tokenizer.eos_ids[0]]
+            by_database.setdefault(example.db_id, []).append((prompt, completion))
+    if (left_out := len(examples) - sum(map(len, by_database.values()))) > 0:
+        print(f"left out {left_out} of {len(examples)} questions of a supervised stage: prompt too long")
     return list(by_database.values())
 
 
@@ -355,6 +359,7 @@ def validate(run: Run) -> None:
     append_line(run.folder / "metrics.jsonl", {"step": step} | {f"val/{key}": result[key] for key in keys})
     if accuracy > run.progress["best"]:
         run.progress |= {"best": accuracy, "best_step": step}
+    write_report([run.folder], run.folder / "report.html")
 
 
 def test(run: Run, when: str) -> None:
@@ -445,6 +450,7 @@ def summarise(run: Run, halted: str = "") -> dict:
     summary["gate"] = run.progress["gate"]
     write_text(run.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     write_text(last_checkpoint(run.folder) / "README.md", model_card(run.config, summary, run.progress["step"]))
+    write_report([run.folder], run.folder / "report.html")
     print(f"{verdict}\n{run.folder / 'summary.json'}")
     return summary
 

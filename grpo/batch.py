@@ -66,8 +66,8 @@ def score(model: Qwen2, batch: TreeBatch, *, temperature: float = 1.0, vocab_siz
     recompute = torch.is_grad_enabled() and len(target) > block
 
     def score_block(start: int) -> Tensor:
-        logits = model.logits(hidden[start : start + block])[:, :vocab_size].float() / temperature  # (n, V)
-        return token_logprobs(logits, target[start : start + block])
+        logits = model.logits(hidden[start : start + block])[:, :vocab_size].float()  # (n, V)
+        return token_logprobs(logits if temperature == 1 else logits / temperature, target[start : start + block])
 
     starts = range(0, len(target), block)
     parts = [checkpoint(score_block, s, use_reentrant=False) if recompute else score_block(s) for s in starts]

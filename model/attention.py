@@ -47,14 +47,14 @@ def visible_keys(
     """
     if padding_mask is None and prompt is None:
         return None
-    if prompt is not None and bool((prompt.lengths == prompt.width).all()):
+    if prompt is not None and prompt.padding is None:
         return causal_lower_right(num_queries, prompt.width + num_queries)
     device = (prompt.lengths if padding_mask is None else padding_mask).device
     own = torch.ones(num_queries, num_queries, dtype=torch.bool, device=device).tril()  # (T, T)
     if padding_mask is not None:
         # A padding query would have nothing to look at and give NaN: it may look at itself; nobody reads it.
         return own & padding_mask.bool()[:, None, None, :] | torch.eye(num_queries, dtype=torch.bool, device=device)
-    of_prompt = torch.arange(prompt.width, device=device) < prompt.lengths[row_prompt, None, None, None]  # (B, 1, 1, P)
+    of_prompt = ~prompt.padding[row_prompt]  # (B, 1, 1, P)
     return torch.cat([of_prompt.expand(-1, -1, num_queries, -1), own.expand(len(row_prompt), 1, -1, -1)], dim=-1)
 
 
@@ -84,8 +84,9 @@ def attend_step(q: Tensor, k: Tensor, v: Tensor, view: View, layer: int) -> Tens
         return x.view(prompts, kv_heads, group, share, -1).transpose(1, 2).flatten(0, 1)
 
     q = q.view(rows, kv_heads, share, dim) * dim**-0.5
-    padding = torch.arange(width, device=q.device) >= view.prompt.lengths[:, None, None, None]  # (Q, 1, 1, P)
-    on_prompt = (fold(q) @ prompt_k.transpose(-1, -2)).masked_fill(padding, float("-inf"))
+    on_prompt = fold(q) @ prompt_k.transpose(-1, -2)
+    if view.prompt.padding is not None:
+        on_prompt = on_prompt.masked_fill(view.prompt.padding, float("-inf"))
     scores = torch.cat([unfold(on_prompt), q @ k.transpose(-1, -2)], dim=-1)  # (B, K, H/K, P + S)
     weights = scores.float().softmax(dim=-1).to(v.dtype)
     out = unfold(fold(weights[..., :width]) @ prompt_v) + weights[..., width:] @ v

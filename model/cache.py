@@ -1,6 +1,7 @@
 """Keys and values that outlive a pass: the prompts' (once per group) and the rows' own while they are sampled."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,6 +18,12 @@ class PromptCache:
     def width(self) -> int:
         """P, the width that the prompts are padded to."""
         return self.layers[0][0].shape[2]
+
+    @cached_property
+    def padding(self) -> Tensor | None:
+        """(Q, 1, 1, P) True at padding; None where no prompt is padded."""
+        padding = torch.arange(self.width, device=self.lengths.device) >= self.lengths[:, None, None, None]
+        return padding if bool(padding.any()) else None
 
     def keep(self, prompts: Tensor) -> "PromptCache":
         """The cache of the prompts in an index (n,)."""

@@ -37,8 +37,8 @@ class LoRALinear(nn.Linear):
         y = super().forward(x)
         if not self.enabled:
             return y
-        difference = F.linear(F.linear(x.to(self.lora_A.dtype), self.lora_A), self.lora_B) * self.scaling
-        return y + difference.to(y.dtype)
+        narrow = F.linear(x.to(self.lora_A.dtype), self.lora_A) * self.scaling  # (..., R), where scaling costs least
+        return y + F.linear(narrow, self.lora_B).to(y.dtype)
 
     def merged_weight(self) -> Tensor:
         """W + scaling * B A in W's dtype, (out, in)."""

@@ -78,7 +78,7 @@ def generate(
         token = logits.argmax(dim=-1) if temperature == 0 else draw(distribution, uniform[alive, t])
         sampled[alive, t] = token
         logprobs[alive, t] = distribution.gather(1, token[:, None])[:, 0]
-        entropies[alive, t] = torch.special.entr(distribution.exp()).sum(dim=-1)
+        entropies[alive, t] = -(distribution.exp() * distribution.clamp(min=-1e4)).sum(dim=-1)  # 0 * -inf is no 0
         if (t + 1) % CHECK_EVERY == 0:
             open_groups = ~torch.isin(sampled[alive], ends).any(dim=1).view(-1, num_generations).all(dim=1)
             if not open_groups.any():
@@ -107,7 +107,8 @@ def sampled_distribution(logits: Tensor, temperature: float, top_k: int = 0, top
 
     Example: logits (log 4, log 1), temperature 2 -> probabilities (2/3, 1/3), since sqrt(4) : sqrt(1) is 2 : 1
     """
-    logits = logits / (temperature or 1)  # 0, greedy decoding, leaves them as they are
+    if temperature not in (0, 1):  # 0, greedy decoding, leaves them as they are
+        logits = logits / temperature
     if top_k:
         logits = logits.masked_fill(logits < logits.topk(min(top_k, logits.shape[1])).values[:, -1:], float("-inf"))
     if top_p < 1:

@@ -45,7 +45,9 @@ def tree_logits(model, prompts: list[Tensor], groups: list[list[Tensor]], fill: 
 def copied_logits(model, prompts: list[Tensor], groups: list[list[Tensor]]) -> list[Tensor]:
     """The same from one plain forward a row: prompt and completion in one piece, nothing shared, nothing padded."""
     pairs = [(prompt, row) for prompt, group in zip(prompts, groups, strict=True) for row in group]
-    return [model(torch.cat([prompt, row])[None])[0, len(prompt) :] for prompt, row in pairs]
+    rows = [torch.cat([prompt, row])[None] for prompt, row in pairs]
+    hidden = [model._run(ids, torch.arange(ids.shape[1])[None], View()) for ids in rows]  # plain causality
+    return [model.logits(h)[0, len(prompt) :] for h, (prompt, _) in zip(hidden, pairs, strict=True)]
 
 
 def loss_of(logits: list[Tensor]) -> Tensor:

@@ -18,7 +18,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from model.config import CheckpointError, Qwen2Config, config_from_json, config_to_json
-from model.lora import add_lora, merge_lora
 from model.qwen2 import Qwen2
 from model.weights import load_model, save_model
 
@@ -404,24 +403,6 @@ def test_an_index_without_a_map_is_refused(tmp_path, weight_map):
 
 
 # --- saving ---
-
-
-def test_a_model_with_an_adapter_is_saved_only_when_merged(tmp_path):
-    make(tmp_path / "base")
-    model = load_model(tmp_path / "base")
-    add_lora(model, 2, 4.0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_" in name:
-                parameter.normal_()
-    with pytest.raises(ValueError, match="expected merged weights"):
-        save_model(model, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    with torch.no_grad():
-        wanted = model(IDS)
-        merge_lora(model)
-        save_model(model, tmp_path / "out")
-        torch.testing.assert_close(load_model(tmp_path / "out")(IDS), wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):

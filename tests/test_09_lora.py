@@ -14,6 +14,7 @@ from helpers import check_close, gradients, random_ids, tiny_model
 from torch import nn
 
 from model.lora import LINEAR_NAMES, LoRALinear, adapter_disabled, add_lora, lora_modules, lora_parameters, merge_lora
+from model.weights import load_model, save_model
 
 IDS = random_ids(2, 7)
 
@@ -153,3 +154,19 @@ def test_wrong_targets_and_a_second_adapter_are_refused():
         add_lora(tiny_model(), 4, 8, [])
     with pytest.raises(ValueError, match=r"already has a LoRA adapter; merge it \(merge_lora\)"):
         add_lora(adapted(), 4, 8)
+
+
+def test_a_model_with_an_adapter_is_saved_only_when_merged(tmp_path):
+    model, ids = tiny_model(), random_ids(1, 5)
+    add_lora(model, 2, 4.0)
+    with torch.no_grad():
+        for parameter in lora_parameters(model).values():
+            parameter.normal_()
+    with pytest.raises(ValueError, match="expected merged weights"):
+        save_model(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with torch.no_grad():
+        wanted = model(ids)
+        merge_lora(model)
+        save_model(model, tmp_path / "out")
+        torch.testing.assert_close(load_model(tmp_path / "out")(ids), wanted, atol=1e-4, rtol=1e-4)

@@ -99,6 +99,12 @@ def test_a_tiny_difference_is_still_a_difference(name):
     assert compute_advantages(torch.tensor([[0.7, 0.7, 0.7, 0.7000001]]), name).any()
 
 
+@pytest.mark.parametrize("rewards", [[0.0] + [0.95] * 7, [0.7] * 7 + [0.7000001], [0.0] * 7 + [1e6]])
+def test_no_advantage_is_larger_than_a_group_of_eight_allows(rewards):
+    """(r - m) / s is at most (G - 1) / sqrt(G) = 2.4749. A std that leaves the outlier out would give thousands."""
+    assert compute_advantages(torch.tensor([rewards]), "grpo").abs().max() <= 7 / math.sqrt(8) + 1e-5
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_one_completion_or_one_question_is_finite(name):
     assert compute_advantages(torch.tensor([[0.4]]), name).tolist() == [[0.0]]

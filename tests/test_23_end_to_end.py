@@ -7,7 +7,6 @@ Run: pytest tests/test_23_end_to_end.py
 
 import json
 import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,6 @@ import train
 from grpo.checkpoint import last_checkpoint
 from grpo.config import RewardConfig, load_config
 from model.tokenizer import load_tokenizer
-from sqlenv.database import SqlResult
 from sqlenv.datasets import Example
 from sqlenv.synthetic import make_split
 
@@ -127,7 +125,7 @@ def test_a_run_leaves_everything_behind_that_it_promises(tmp_path):
     expected = {"config.toml", "metrics.jsonl", "samples.jsonl", "sft.jsonl", "checkpoints", "summary.json"}
     assert expected | {"eval-test-before.json", "eval-test-after.json"} <= names
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    keys = {"execution_accuracy", "low", "high", "n", "pass@2", "vote@2"}
+    keys = {"execution_accuracy", "low", "high", "n"}
     assert keys <= summary["before"].keys()
     assert keys <= summary["after"].keys()
     assert {"dead_group_share", "seconds", "seed", "versions", "verdict"} <= summary.keys()
@@ -222,28 +220,7 @@ def test_evaluate_reads_a_checkpoint_and_repeats_the_runs_own_figures(tmp_path, 
     again, after = (json.loads(p.read_text(encoding="utf-8")) for p in (out, run / "eval-test-after.json"))
     times = ("seconds", "latency_p50", "latency_p95")
     assert {k: v for k, v in again.items() if k not in times} == {k: v for k, v in after.items() if k not in times}
-    assert "vote@2" in capsys.readouterr().out
-
-
-def test_one_question_about_a_database_is_answered_by_a_vote(tmp_path, monkeypatch, capsys):
-    run, path = run_tiny(tmp_path, "grpo.max_steps=0"), tmp_path / "mine.sqlite"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript("CREATE TABLE singer (age INTEGER); INSERT INTO singer VALUES (31), (29);")
-    ask = ["--checkpoint", str(run), "--ask", "how old?", "--db", str(path)]
-    assert evaluate.main(ask) == 0
-    assert "none of 2 queries could be run" in capsys.readouterr().out  # a model of a few thousand random numbers
-    queries = [
-        "SELECT max(age) FROM singer",
-        "SELECT age FROM singer",
-        "```sql\nSELECT age FROM singer ORDER BY 1\n```",
-    ]
-    monkeypatch.setattr(evaluate, "rollout", lambda *_, **__: (None, [[*queries, "SELECT no FROM singer"]]))
-    assert evaluate.main(ask) == 0
-    printed = capsys.readouterr().out
-    assert "no such column: no       SELECT no FROM singer" in printed
-    assert "SELECT age FROM singer\n2 of 4 queries returned these rows:\n31\n29" in printed
-    assert evaluate.main(ask[:-2]) == 2
-    assert "--ask QUESTION and --db FILE.sqlite together" in capsys.readouterr().err
+    assert "execution_accuracy" in capsys.readouterr().out
 
 
 def test_every_step_samples_from_a_stream_of_its_own(tmp_path, monkeypatch):
@@ -269,25 +246,6 @@ def test_the_best_step_by_validation_is_remembered_and_its_checkpoint_kept(tmp_p
     run = run_tiny(tmp_path)
     assert json.loads((run / "summary.json").read_text(encoding="utf-8"))["best_step"] == 2
     assert {path.name for path in (run / "checkpoints").iterdir() if path.is_dir()} == {"2", "4"}
-
-
-def test_a_vote_is_right_only_if_the_commonest_rows_are():
-    def verdict(rows, match):
-        result = SqlResult("ok", rows, 1, "", 0, frozenset())
-        return sqlenv.reward.Verdict(match, match, "ok", "ok", "SELECT a FROM t", result)
-
-    right, wrong = verdict([(1,)], True), verdict([(2,)], False)
-    assert evaluate.vote_is_right([right, right, wrong])
-    assert not evaluate.vote_is_right([wrong, right, wrong])
-
-
-def test_the_cost_counts_the_samples_of_the_vote_too(tmp_path):
-    run, out = run_tiny(tmp_path), tmp_path / "greedy.json"
-    arguments = ["--checkpoint", str(run), "--set", "eval.num_generations=0", "--out", str(out)]
-    assert evaluate.main(arguments) == 0
-    greedy, both = (json.loads(p.read_text(encoding="utf-8")) for p in (out, run / "eval-test-after.json"))
-    assert both["num_tokens"] > greedy["num_tokens"] > 0
-    assert (greedy["sql_executions"], both["sql_executions"]) == (8, 8 + 2 * 8)
 
 
 def test_the_logged_classes_follow_the_metric_that_is_trained_on(tmp_path, monkeypatch):

@@ -1,21 +1,27 @@
 """Step 24: one answer from several samples, and how much a measured fraction can be trusted.
 
-Built here: sqlenv/voting.py, majority_vote(results, sqls); sqlenv/metrics.py, wilson_interval, bootstrap_interval,
-pass_at_k, mcnemar_exact.
+Built here: sqlenv/voting.py, majority_vote(results, sqls); evaluate.py `vote_is_right`, `ask`; sqlenv/metrics.py,
+wilson_interval, bootstrap_interval, pass_at_k, mcnemar_exact.
 Rule: candidates with equal rows vote together, failures do not vote. pass@k = 1 - C(n-c, k) / C(n, k).
 Wilson: (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n). McNemar: p = 2 P(Binomial(b+c, 1/2) <= min(b, c)).
 Command: pytest tests/test_24_votes.py
 """
 
 import itertools
+import json
 import math
 import random
+import sqlite3
+from contextlib import closing
 
 import pytest
+from tiny_run import run_tiny
 
+import evaluate
 from sqlenv import majority_vote
 from sqlenv.database import SqlResult
 from sqlenv.metrics import bootstrap_interval, mcnemar_exact, pass_at_k, wilson_interval
+from sqlenv.reward import Verdict
 
 
 def vote(*candidates: tuple[list[tuple] | str, str]) -> int | None:
@@ -123,3 +129,48 @@ def test_bootstrap_of_single_questions_is_as_wide_as_theory_says_and_repeatable(
     assert bootstrap_interval(values, [str(i) for i in range(400)], seed=1, samples=2000) == (low, high)
     with pytest.raises(ValueError, match="2 values with 1 groups"):
         bootstrap_interval([1.0, 2.0], ["a"], seed=0)
+
+
+# --- in evaluations ---
+
+
+def test_a_vote_is_right_only_if_the_commonest_rows_are():
+    def verdict(rows, match):
+        result = SqlResult("ok", rows, 1, "", 0, frozenset())
+        return Verdict(match, match, "ok", "ok", "SELECT a FROM t", result)
+
+    right, wrong = verdict([(1,)], True), verdict([(2,)], False)
+    assert evaluate.vote_is_right([right, right, wrong])
+    assert not evaluate.vote_is_right([wrong, right, wrong])
+
+
+def test_the_cost_counts_the_samples_of_the_vote_too(tmp_path):
+    run, out = run_tiny(tmp_path, "eval.num_generations=2"), tmp_path / "greedy.json"
+    arguments = ["--checkpoint", str(run), "--set", "eval.num_generations=0", "--out", str(out)]
+    assert evaluate.main(arguments) == 0
+    greedy, both = (json.loads(p.read_text(encoding="utf-8")) for p in (out, run / "eval-test-after.json"))
+    assert both["num_tokens"] > greedy["num_tokens"] > 0
+    assert {"mean@2", "pass@2", "vote@2"} <= both.keys()
+    assert json.loads((run / "summary.json").read_text(encoding="utf-8"))["after"]["vote@2"] == both["vote@2"]
+    assert (greedy["sql_executions"], both["sql_executions"]) == (8, 8 + 2 * 8)
+
+
+def test_one_question_about_a_database_is_answered_by_a_vote(tmp_path, monkeypatch, capsys):
+    run, path = run_tiny(tmp_path, "grpo.max_steps=0", "eval.num_generations=2"), tmp_path / "mine.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("CREATE TABLE singer (age INTEGER); INSERT INTO singer VALUES (31), (29);")
+    ask = ["--checkpoint", str(run), "--ask", "how old?", "--db", str(path)]
+    assert evaluate.main(ask) == 0
+    assert "none of 2 queries could be run" in capsys.readouterr().out  # a model of a few thousand random numbers
+    queries = [
+        "SELECT max(age) FROM singer",
+        "SELECT age FROM singer",
+        "```sql\nSELECT age FROM singer ORDER BY 1\n```",
+    ]
+    monkeypatch.setattr(evaluate, "rollout", lambda *_, **__: (None, [[*queries, "SELECT no FROM singer"]]))
+    assert evaluate.main(ask) == 0
+    printed = capsys.readouterr().out
+    assert "no such column: no       SELECT no FROM singer" in printed
+    assert "SELECT age FROM singer\n2 of 4 queries returned these rows:\n31\n29" in printed
+    assert evaluate.main(ask[:-2]) == 2
+    assert "--ask QUESTION and --db FILE.sqlite together" in capsys.readouterr().err

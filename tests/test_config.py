@@ -100,6 +100,7 @@ BAD = {
     "model.init=random": 'model.path = "start"; expected "" with init = "random"',
     "model.dtype=bfloat16": 'model.dtype = "bfloat16" with lora_r = 0; expected float32, or lora_r > 0',
     "model.num_key_value_heads=3": "model.num_attention_heads = 4; expected a divisor of hidden_size = 128",
+    "grpo.temperature=0": "grpo.temperature = 0.0; expected more than 0",
     "grpo.top_p=0.9": "grpo.top_p = 0.9, top_k = 0; expected 1.0 and 0 in training",
     "grpo.top_k=50": "grpo.top_p = 1.0, top_k = 50; expected 1.0 and 0 in training",
     "grpo.num_generations=1": "a group of one has no baseline",

@@ -155,7 +155,7 @@ def test_dynamic_sampling_replaces_flat_groups_in_bounded_rounds_and_counts_what
 
 
 def test_the_gate_is_measured_before_the_first_step_only(tmp_path, capsys):
-    run = run_tiny(tmp_path)
+    run = run_tiny(tmp_path, "eval.num_generations=2")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["step"] for row in rows if "val/pass@2" in row] == [0]
     assert json.loads((run / "summary.json").read_text(encoding="utf-8"))["gate"].startswith("no signal")

@@ -3,6 +3,7 @@
 Run: pytest tests/test_docs.py
 """
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -47,14 +48,21 @@ def test_the_readmes_table_is_the_one_that_the_results_make():
     assert len(rows) == 16
 
 
+def code_lines(path: Path) -> int:
+    """Lines of code: no blank lines, no comments, no docstrings."""
+    source = path.read_text(encoding="utf-8")
+    documented = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
+            documented.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    lines = enumerate(source.splitlines(), start=1)
+    return sum(bool(line.strip()) and not line.lstrip().startswith("#") for n, line in lines if n not in documented)
+
+
 def test_the_product_stays_small():
-    files = [
-        ROOT / "train.py",
-        ROOT / "evaluate.py",
-        *(p for d in ("grpo", "model", "sqlenv") for p in (ROOT / d).rglob("*.py")),
-    ]
-    lines = [line for path in files for line in path.read_text(encoding="utf-8").splitlines()]
-    assert sum(bool(line.strip()) for line in lines) < 4000
+    files = [ROOT / "train.py", ROOT / "evaluate.py"]
+    files += [path for folder in ("grpo", "model", "sqlenv") for path in (ROOT / folder).rglob("*.py")]
+    assert sum(map(code_lines, files)) < 4000
 
 
 def test_the_shipped_start_is_a_small_hugging_face_folder():

@@ -85,7 +85,7 @@ def test_truncation_and_a_zero_gradient_have_exit_codes_of_their_own(tmp_path, m
 
 
 def test_the_model_card_says_what_was_measured_and_how_to_repeat_it(tmp_path):
-    run = run_tiny(tmp_path, "grpo.max_steps=1")
+    run = run_tiny(tmp_path, "grpo.max_steps=1", "eval.num_generations=2")
     card = (last_checkpoint(run) / "README.md").read_text(encoding="utf-8")
     assert card.startswith('---\nlibrary_name: transformers\nbase_model: "random initialisation"\n')
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))

@@ -36,7 +36,7 @@ learning_rate = 3e-3
 
 [eval]
 eval_steps = 2
-num_generations = 2
+num_generations = 0
 
 [run]
 save_steps = 2
