@@ -41,14 +41,14 @@ class ModelConfig:
     lora_target_modules: tuple[Layer, ...] = get_args(Layer)  # names of the linear layers that get an adapter
     gradient_checkpointing: bool = False  # recompute layers in the backward pass: less memory, more time
     # The rest is read with init = "random" only (names of Qwen2Config; the defaults are the embedded tiny model).
-    vocab_size: Count = 512
-    hidden_size: Count = 128
-    intermediate_size: Count = 352
-    num_hidden_layers: Count = 4
-    num_attention_heads: Count = 4
-    num_key_value_heads: Count = 2
-    rope_theta: Positive = 10000.0
-    tie_word_embeddings: bool = True
+    vocab_size: Count = 512  # rows of the embedding; the tokenizer is trained to this size
+    hidden_size: Count = 128  # D
+    intermediate_size: Count = 352  # F, width of the feed-forward layers
+    num_hidden_layers: Count = 4  # decoder layers
+    num_attention_heads: Count = 4  # H, query heads
+    num_key_value_heads: Count = 2  # K, key/value heads that they share
+    rope_theta: Positive = 10000.0  # base of the rotary angles
+    tie_word_embeddings: bool = True  # the output head is the embedding matrix
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class DataConfig:
     test_source: str = ""  # where the test questions come from, "" = source
     exclude_sft: bool = False  # RL trains only on questions that no [[sft]] stage has seen
     cache_dir: str = "runs/cache"  # synthetic databases, by their arguments; SFT stages, by the hash of what made them
-    train_databases: Count = 200  # synthetic: databases of each split
-    val_databases: Count = 40
-    test_databases: Count = 100
+    train_databases: Count = 200  # synthetic: databases made for training
+    val_databases: Count = 40  # the same of val
+    test_databases: Count = 100  # the same of test
     questions_per_database: Count = 5  # synthetic: questions on each database
-    train_limit: int = 0  # keep at most this many questions of a split, 0 = all
-    val_limit: int = 0
-    test_limit: int = 0
+    train_limit: int = 0  # keep at most so many training questions, drawn with run.seed; 0 = all
+    val_limit: int = 0  # the same of val
+    test_limit: int = 0  # the same of test
     prompt_style: Literal["compact", "ddl"] = "compact"  # how the schema is written
     schema: Schema = "full"  # of training prompts; "gold" shows only what the gold reads: an ablation, it leaks
     sample_values: int = 0  # values shown per column
@@ -80,18 +80,18 @@ class SftConfig:
     source: str = ""  # "synthetic" or a dataset folder; "" = data.source
     share: Share = 1.0  # of its training questions, drawn with run.seed
     databases: Count = 200  # synthetic databases made for this stage
-    questions_per_database: Count = 8
+    questions_per_database: Count = 8  # synthetic: questions on each
     sloppy: Share = 0.0  # share of labels that break the convention of their question family on purpose
     max_steps: int = 100  # optimizer steps
     groups_per_step: Count = 4  # databases per step
     max_branches: Count = 8  # questions that share one schema prompt (branches of one tree)
-    learning_rate: float = 2e-3
-    lr_scheduler_type: Schedule = "linear"
-    warmup_steps: int = 0
-    adam_beta1: Share = 0.9
-    adam_beta2: Share = 0.98
-    weight_decay: float = 0.0
-    max_grad_norm: Positive = 1.0
+    learning_rate: float = 2e-3  # of AdamW, at its highest
+    lr_scheduler_type: Schedule = "linear"  # how it falls after the warm-up
+    warmup_steps: int = 0  # steps in which it rises from 0
+    adam_beta1: Share = 0.9  # decay of AdamW's mean gradient
+    adam_beta2: Share = 0.98  # decay of AdamW's mean square
+    weight_decay: float = 0.0  # of AdamW, decoupled
+    max_grad_norm: Positive = 1.0  # the gradient is cut to this norm
     prompt_loss_weight: float = 0.0  # weight of the question's tokens in the loss; SQL tokens weigh 1
 
 
@@ -120,13 +120,13 @@ class GrpoConfig:
     num_train_epochs: Positive = 1.0  # passes over the training questions, used when max_steps = -1
     num_iterations: Count = 1  # mu, updates per batch of rollouts
     micro_batch_size: Count = 4  # groups per forward and backward; changes memory, not the result (but for bnpo)
-    learning_rate: float = 1e-6
-    lr_scheduler_type: Schedule = "constant"
-    warmup_steps: int = 0
-    adam_beta1: Share = 0.9
-    adam_beta2: Share = 0.999
-    weight_decay: float = 0.0
-    max_grad_norm: Positive = 1.0
+    learning_rate: float = 1e-6  # of AdamW, at its highest
+    lr_scheduler_type: Schedule = "constant"  # how it falls after the warm-up
+    warmup_steps: int = 0  # steps in which it rises from 0
+    adam_beta1: Share = 0.9  # decay of AdamW's mean gradient
+    adam_beta2: Share = 0.999  # decay of AdamW's mean square
+    weight_decay: float = 0.0  # of AdamW, decoupled
+    max_grad_norm: Positive = 1.0  # the gradient is cut to this norm
     advantage: str = "grpo"  # grpo | dr_grpo | batch | rloo | maxrl | my_file.py:my_fn
     loss_type: Literal["grpo", "dapo", "bnpo", "dr_grpo", "cispo"] = "dapo"  # how tokens are averaged (loss.py)
     importance_sampling_level: Literal["token", "sequence"] = "token"  # "sequence" is GSPO
@@ -134,7 +134,7 @@ class GrpoConfig:
     epsilon_high: float | None = None  # and above 1 + epsilon_high; omitted = epsilon; cispo: the absolute cap
     delta: float | None = None  # cap of the ratio for negative advantages (two-sided clipping); omitted = none
     beta: float = 0.0  # weight of the KL to the reference, the policy at the start of RL; 0 = no reference
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # of the KL to the reference (loss.py)
     use_bias_correction_kl: bool = True  # multiply the KL by the ratio: its gradient is then that of KL(pi || ref)
     importance_sampling_cap: float = 0.0  # cap of the trainer/sampler weight (TIS), 0 = no correction
     mask_truncated_completions: bool = False  # completions cut at the limit count in the baseline, not in the loss
@@ -157,8 +157,8 @@ class EvalConfig:
     eval_steps: int = 20  # evaluate val every so many steps; 0 = before and after only
     num_generations: int = 8  # k of pass@k and vote@k; 0 = greedy only
     temperature: Positive = 1.0  # of the k samples
-    top_p: TopP = 1.0
-    top_k: int = 0
+    top_p: TopP = 1.0  # smallest set of tokens with this probability
+    top_k: int = 0  # so many likeliest tokens; 0 = all
     batch_size: Count = 128  # completions decoded together
     schema: Schema = "full"  # of val and test prompts; every figure made with "gold" is labelled as leaking
     hourly_price: float = 0.0  # of the machine, in any currency; 0 = evaluations show no price
@@ -179,7 +179,7 @@ class RunConfig:
     """[run]: where it goes and what can be reproduced."""
 
     name: str = ""  # folder under output_dir; omitted = the config file's name
-    output_dir: str = "runs"
+    output_dir: str = "runs"  # where run directories are made
     seed: int = 0  # governs data, SFT and RL
     num_threads: int = 0  # of torch on the CPU; 0 = its own choice
     save_steps: int = 20  # checkpoint every so many steps; 0 = at the end only

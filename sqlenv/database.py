@@ -158,6 +158,7 @@ class _Run:
         connection.set_progress_handler(self.tick, self.step)
 
     def authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
+        """SQLite asks before it does anything: allow SELECT, columns (noted in `reads`), recursion, harmless functions."""
         if action == sqlite3.SQLITE_READ:
             self.reads.add((first.lower(), second))
         elif action == sqlite3.SQLITE_FUNCTION:
@@ -168,6 +169,7 @@ class _Run:
         return sqlite3.SQLITE_DENY if self.ended else sqlite3.SQLITE_OK
 
     def tick(self) -> bool:
+        """Called every `step` operations: count them; True, with the reason in `ended`, ends the query."""
         self.ops += self.step
         if self.ops >= self.max_ops:
             self.ended = "budget", f"more than {self.max_ops} operations"

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from config_table import rows
+from tiny_run import run_tiny
 
 from benchmarks.table import row, spreads
 from grpo.advantage import AdvantageInfo, compute_advantages, contract
-from grpo.config import load_config
+from grpo.config import Config, SftConfig, load_config
 from grpo.watch import EXIT_CODES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,6 +29,8 @@ MODULES = [
 def test_every_link_inside_the_repository_resolves():
     links = re.findall(r"\]\(([^)#:]+)\)", README)
     assert len(links) > 20
+    anchors = {re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"\n#+ (.+)", README)}
+    assert [name for name in re.findall(r"\]\(#([^)]+)\)", README) if name not in anchors] == []
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
@@ -43,9 +47,9 @@ def test_every_config_is_valid_in_its_long_and_its_short_form(config):
 
 def test_the_readmes_table_is_the_one_that_the_results_make():
     results = json.loads((ROOT / "results" / "quickstart.json").read_text(encoding="utf-8"))
-    rows = [*map(row, results), *spreads(results)]
-    assert [line for line in rows if line not in README] == []
-    assert len(rows) == 16
+    lines = [*map(row, results), *spreads(results)]
+    assert [line for line in lines if line not in README] == []
+    assert len(lines) == 16
 
 
 def code_lines(path: Path) -> int:
@@ -95,5 +99,30 @@ def test_the_readmes_advantages_do_what_it_says_of_them(tmp_path):
     assert re.search(r"equal rewards give exactly 0 +no", holds["shorter_is_better"])
 
 
-def test_the_readme_names_every_exit_code_and_section():
+def test_every_setting_is_in_the_readmes_table_with_its_default_and_meaning():
+    fields = sum(len(vars(part)) for part in vars(Config(sft=SftConfig())).values())
+    assert len(rows()) == fields
+    assert [row for row in rows() if row not in README] == []
+
+
+def test_every_metric_of_a_run_is_in_the_glossary(tmp_path):
+    run = run_tiny(tmp_path, "grpo.max_steps=1", "grpo.beta=0.1", "eval.num_generations=2")
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    names = {name for line in lines for name in json.loads(line)}
+    assert len(names) > 40
+    glossary = README[README.index("## Metrics") : README.index("## Before a figure")]
+    general = {r"rewards/\w+/mean": "rewards/<part>/mean", r"@\d": "@k", r"_accuracy_(low|high)": "_accuracy"}
+    for pattern, word in general.items():
+        names = {re.sub(pattern, word, name) for name in names}
+    assert [name for name in sorted(names) if f"`{name}`" not in glossary] == []
+
+
+def test_the_readmes_sections_come_in_order():
+    wanted = ["Two commands", "GRPO in seven steps", "Map", "Reading order", "The rebuild course", "Your own advantage"]
+    wanted += ["Your own data", "Real runs", "Settings", "Metrics", "Before a figure", "Departures", "References"]
+    places = [README.index(f"\n## {name}") for name in wanted]
+    assert places == sorted(places)
+
+
+def test_the_readme_names_every_exit_code():
     assert all(f"| {code} | halted" in README for code in EXIT_CODES.values())
