@@ -19,6 +19,7 @@ import math
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -31,6 +32,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from evaluate import (
     encode_prompt,
@@ -83,6 +85,7 @@ class Run:
     max_steps: int
     progress: dict  # saved with every checkpoint: step, questions asked, best step, recent metrics, sums
     started: float  # on the clock of time.perf_counter, less what earlier processes of this run took
+    bar: tqdm  # of the steps, in a terminal
     times: Counter = field(default_factory=Counter)  # seconds of the parts of the current step
 
 
@@ -164,8 +167,9 @@ def prepare(config: Config, folder: Path, resume: bool) -> Run:
         progress = load_training_state(checkpoint, optimizer)
     for name in ("metrics.jsonl", "samples.jsonl"):
         truncate_log(folder / name, progress["step"] if checkpoint else -1)
+    bar = tqdm(total=max_steps, initial=progress["step"], desc="grpo", disable=None, dynamic_ncols=True)
     parts = (sets, tokenizer, model, reference, optimizer, advantage, reward, questions, max_steps, progress)
-    return Run(config, folder, *parts, started - progress["seconds"])
+    return Run(config, folder, *parts, started - progress["seconds"], bar)
 
 
 def training_questions(
@@ -384,9 +388,13 @@ def log_step(run: Run, batch: Batch, update: dict) -> None:
     record |= means(update) | {"entropy": float(entropy), "num_tokens": progress["num_tokens"]}
     record |= {"num_generations": run.config.grpo.num_generations, "sampled_groups": batch.asked}
     record |= {**run.times, "step_time": run.times.total()}
+    record["tokens_per_second"] = float(rollouts.lengths.sum()) / max(run.times["time/rollout"], 1e-9)
     run.times.clear()
     append_line(run.folder / "metrics.jsonl", record)
-    print(format_line(record, run.max_steps), flush=True)
+    run.bar.set_postfix_str(format_line(record), refresh=False)
+    run.bar.update()
+    if run.bar.disable:  # no terminal: plain lines
+        print(f"step {progress['step']}/{run.max_steps}  {format_line(record)}", flush=True)
     progress["recent"] = [*progress["recent"], record][-run.config.watch.steps :]
 
 
@@ -455,6 +463,33 @@ def summarise(run: Run, halted: str = "") -> dict:
     return summary
 
 
+def dry_run(config: Config, folder: Path) -> None:
+    """What can fail after hours, tried at once: every path, function, gold, prompt length, the memory; and one step timed.
+
+    Supervised stages take one step each and the filter is left out, so the step is that of an untrained policy.
+    """
+    stages = tuple(replace(stage, max_steps=min(stage.max_steps, 1)) for stage in config.sft)
+    run = prepare(replace(config, sft=stages, filter=replace(config.filter, num_generations=0)), folder, False)
+    data, limit = replace(config.data, schema=config.eval.schema), config.data.max_prompt_length
+    for split in ("val", "test"):
+        lengths = [len(encode_prompt(run.tokenizer, example, data)) for example in run.sets[split]]
+        over = sum(length > limit for length in lengths)
+        print(f"{split}: {len(lengths)} questions, prompts of up to {max(lengths)} tokens, {over} of them over {limit}")
+    print(f"train: {len(run.questions)} questions, prompts of up to {max(len(ids) for _, ids in run.questions)} tokens")
+    examples, prompts = next_questions(run, config.grpo.questions_per_step)
+    batch = earn(run, examples, *sample(run, prompts))
+    update_step(run, batch.rollouts, compute_advantages(batch.rewards.total, run.advantage))
+    parts = ", ".join(f"{name.removeprefix('time/')} {seconds:.1f}" for name, seconds in run.times.items())
+    hours = run.times.total() * run.max_steps / 3600
+    print(f"one step took {run.times.total():.1f} s ({parts}); {run.max_steps} steps would take {hours:.2f} h")
+    evaluations = 1 + run.max_steps // config.eval.eval_steps if config.eval.eval_steps else 2
+    answers = len(run.sets["val"]) * evaluations + 2 * len(run.sets["test"]) * (1 + config.eval.num_generations)
+    hours = run.times["time/rollout"] * answers / batch.rollouts.lengths.numel() / 3600
+    print(f"evaluation would take {hours:.2f} h ({answers:,} completions); supervised stages: {len(stages)}, not timed")
+    if over:
+        raise ValueError(f"{over} prompts exceed data.max_prompt_length = {limit}; raise it before the run")
+
+
 @contextmanager
 def interrupts_wait() -> Iterator[threading.Event]:
     """Inside, the first Ctrl-C only sets the event, so that a step ends and is saved; the second acts at once."""
@@ -488,6 +523,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override one value")
     parser.add_argument("--short", action="store_true", help="apply the config's own list of changes for a short try")
     parser.add_argument("--resume", metavar="RUN_DIR", help="continue a run from its last checkpoint")
+    parser.add_argument("--dry-run", action="store_true", help="check everything, time one step, and leave nothing")
     parser.add_argument("--allow-changes", action="store_true", help="with --resume: go on under a changed config")
     options = parser.parse_args(arguments)
     folder = Path(options.resume or "")
@@ -495,6 +531,10 @@ def main(arguments: list[str] | None = None) -> int:
         if not options.config and not options.resume:
             raise ValueError("expected --config FILE [--set ...] [--short], or --resume RUN_DIR")
         config = load_config(options.config or folder / "config.toml", options.set, short=options.short)
+        if options.dry_run:
+            with tempfile.TemporaryDirectory() as temporary:
+                dry_run(config, Path(temporary))
+            return 0
         if options.resume:
             saved = load_config(folder / "config.toml")
             config = replace(config, run=replace(config.run, name=saved.run.name))

@@ -13,6 +13,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from grpo.checkpoint import derived_generator, load_state, save_policy, save_state
 from grpo.config import Config, ModelConfig
@@ -78,10 +79,14 @@ def train_stages(config: Config, pairs: list[list[list[Pair]]], log: Path) -> Pa
         for index, stage in list(enumerate(config.sft))[state["stage"] :]:
             groups = make_groups(pairs[index], stage.max_branches)
             start = state if index == state["stage"] else {}
-            for step, row, optimizer in train_sft(model, groups, stage, config.run.seed, start):
+            steps = train_sft(model, groups, stage, config.run.seed, start)
+            bar = tqdm(steps, f"sft {index}", stage.max_steps, initial=start.get("step", 0), disable=None)
+            for step, row, optimizer in bar:
+                bar.set_postfix_str(f"loss {row['sft/loss']:.3f}", refresh=False)
                 if step % LOG_EVERY == 0 or step == stage.max_steps:
                     append_line(log, {"stage": index, "step": step} | row)
-                    print(f"sft {index} step {step}/{stage.max_steps}  loss {row['sft/loss']:.3f}", flush=True)
+                    if bar.disable:
+                        print(f"sft {index} step {step}/{stage.max_steps}  loss {row['sft/loss']:.3f}", flush=True)
                     trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
                     progress = {"stage": index, "step": step, "model": trained, "optimizer": optimizer.state_dict()}
                     save_state(unfinished, **progress)

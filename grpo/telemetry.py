@@ -31,6 +31,7 @@ SHOWN = {  # on the console, in this order
     "entropy": "entropy {:.3f}",
     "clip_ratio/region_mean": "clip {:.3f}",
     "grad_norm": "grad {:.2f}",
+    "tokens_per_second": "tokens/s {:.0f}",
     "step_time": "seconds {:.1f}",
 }
 
@@ -92,7 +93,6 @@ def truncate_log(path: Path, step: int, stage: int = 0) -> None:
         write_text(path, "".join(line + "\n" for line in kept))
 
 
-def format_line(record: dict, total_steps: int) -> str:
-    """A step's line on the console. Example: step 3/40  reward 0.512  flat 0.31  length 24.1  grad 0.81  seconds 1.4"""
-    fields = [text.format(record[name]) for name, text in SHOWN.items() if record.get(name) is not None]
-    return "  ".join([f"step {record['step']}/{total_steps}", *fields])
+def format_line(record: dict) -> str:
+    """What the console shows of a step. Example: reward 0.512  flat 0.31  length 24.1  grad 0.81  seconds 1.4"""
+    return "  ".join(text.format(record[name]) for name, text in SHOWN.items() if record.get(name) is not None)

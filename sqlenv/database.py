@@ -158,7 +158,7 @@ class _Run:
         connection.set_progress_handler(self.tick, self.step)
 
     def authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
-        """SQLite asks before it does anything: allow SELECT, columns (noted in `reads`), recursion, harmless functions."""
+        """SQLite asks before all it does: allow SELECT, columns (noted in `reads`), recursion, harmless functions."""
         if action == sqlite3.SQLITE_READ:
             self.reads.add((first.lower(), second))
         elif action == sqlite3.SQLITE_FUNCTION:

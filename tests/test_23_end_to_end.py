@@ -6,6 +6,7 @@ Run: pytest tests/test_23_end_to_end.py
 """
 
 import json
+import re
 import sqlite3
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_run import run_tiny
+from tiny_run import CONFIG, run_tiny
 
 import evaluate
 import sqlenv.reward
@@ -221,6 +222,22 @@ def test_evaluate_reads_a_checkpoint_and_repeats_the_runs_own_figures(tmp_path, 
     times = ("seconds", "latency_p50", "latency_p95")
     assert {k: v for k, v in again.items() if k not in times} == {k: v for k, v in after.items() if k not in times}
     assert "execution_accuracy" in capsys.readouterr().out
+
+
+def test_a_dry_run_checks_and_times_everything_and_leaves_nothing(tmp_path, capsys):
+    arguments = ["--config", str(tmp_path / "tiny.toml"), "--dry-run", "--set", f"data.cache_dir={tmp_path / 'cache'}"]
+    (tmp_path / "tiny.toml").write_text(CONFIG, encoding="utf-8")
+    assert train.main([*arguments, "--set", f"run.output_dir={tmp_path / 'runs'}"]) == 0
+    printed = capsys.readouterr().out
+    assert "memory: about 0.0" in printed
+    assert "test: 8 questions, prompts of up to" in printed
+    assert re.search(
+        r"one step took \d+\.\d s \(rollout .*, reward .*, update .*\); 4 steps would take 0\.\d\d h", printed
+    )
+    assert "evaluation would take 0.00 h (40 completions)" in printed  # val 8 x 3, test 8 x 2, greedy
+    assert not (tmp_path / "runs").exists()
+    assert train.main([*arguments, "--set", "data.max_prompt_length=30"]) == 2
+    assert "expected at least grpo.questions_per_step" in capsys.readouterr().err
 
 
 def test_every_step_samples_from_a_stream_of_its_own(tmp_path, monkeypatch):
