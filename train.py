@@ -464,7 +464,7 @@ def summarise(run: Run, halted: str = "") -> dict:
 
 
 def dry_run(config: Config, folder: Path) -> None:
-    """What can fail after hours, tried at once: every path, function, gold, prompt length, the memory; and one step timed.
+    """What can fail after hours, tried at once: paths, functions, golds, lengths, memory; and one step, timed.
 
     Supervised stages take one step each and the filter is left out, so the step is that of an untrained policy.
     """

@@ -237,7 +237,7 @@ def test_a_dry_run_checks_and_times_everything_and_leaves_nothing(tmp_path, caps
     assert "evaluation would take 0.00 h (40 completions)" in printed  # val 8 x 3, test 8 x 2, greedy
     assert not (tmp_path / "runs").exists()
     assert train.main([*arguments, "--set", "data.max_prompt_length=30"]) == 2
-    assert "expected at least grpo.questions_per_step" in capsys.readouterr().err
+    assert "the SFT stage has no examples" in capsys.readouterr().err
 
 
 def test_every_step_samples_from_a_stream_of_its_own(tmp_path, monkeypatch):
