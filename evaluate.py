@@ -203,7 +203,7 @@ def verdict_in_words(before: dict, after: dict, flat: float | None = None) -> st
 def main(arguments: list[str] | None = None) -> int:
     """The command line; a mistake in what the user gave is one line on stderr and exit code 2."""
     parser = argparse.ArgumentParser(description="execution accuracy of a checkpoint, or of a file of predictions")
-    parser.add_argument("--checkpoint", type=Path, help="a run's checkpoints/last or checkpoints/<step>")
+    parser.add_argument("--checkpoint", type=Path, help="a run directory, its checkpoints/<step>, or a model folder")
     parser.add_argument("--config", help="what to evaluate on; default: the config of the checkpoint's run")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override one value")
     parser.add_argument("--ask", metavar="QUESTION", help="answer one question on the SQLite file --db")
@@ -212,11 +212,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="where to write the result (JSON)")
     parser.add_argument("--compare", type=Path, help="the result (--out) of another run on the same questions")
     parser.add_argument("--predictions", metavar="FILE", help="queries, no policy: see python -m sqlenv.score -h")
-    arguments = sys.argv[1:] if arguments is None else arguments
+    given = sys.argv[1:] if arguments is None else arguments
+    arguments = [part for a in given for part in (a.split("=", 1) if a.startswith("--predictions=") else [a])]
     if "--predictions" in arguments:  # all else on the line is for the scorer, whose positional argument the file is
         return score.main([argument for argument in arguments if argument != "--predictions"])
     options = parser.parse_args(arguments)
     try:
+        if options.out and options.out.is_dir():
+            raise ValueError(f"--out {options.out} is a folder; expected a file")
         if bool(options.ask) != bool(options.db):
             raise ValueError("expected --ask QUESTION and --db FILE.sqlite together")
         if not options.checkpoint:
@@ -230,7 +233,10 @@ def main(arguments: list[str] | None = None) -> int:
         other = load_result(options.compare) if options.compare else None
         if options.compare and not other:
             raise ValueError(f"--compare {options.compare}: no result; expected what --out wrote, or verdicts")
-        config = load_config(options.config or folder.parent.parent / "config.toml", options.set)
+        file = Path(options.config) if options.config else folder.parent.parent / "config.toml"
+        if not file.is_file():
+            raise ValueError(f"{folder} is in no run directory, so there is no config; name one with --config FILE")
+        config = load_config(file, options.set)
         model, tokenizer = load_policy(config.model, folder), load_tokenizer(folder)
         if options.ask:
             print(ask(model, tokenizer, options.ask, options.db, config))

@@ -92,9 +92,13 @@ class Run:
 def train(config: Config, folder: Path, resume: bool = False) -> dict:
     """Run a config from its first SFT stage to its last evaluation; returns what summary.json holds."""
     run = prepare(config, folder, resume)
-    if run.progress["step"] == 0:
+    write_text(folder / "config.toml", to_toml(config))  # only now, when it is known to work
+    if run.progress["started"]:
+        warn_or_halt(run)
+    else:
         test(run, "before")
         validate(run)
+        run.progress["started"] = True
 
     with interrupts_wait() as interrupted:
         while run.progress["step"] < run.max_steps:
@@ -102,8 +106,7 @@ def train(config: Config, folder: Path, resume: bool = False) -> dict:
             rollouts, texts = sample(run, prompts)
             batch = earn(run, examples, rollouts, texts)
             batch = refill(run, batch)
-            info = AdvantageInfo(batch.rollouts.lengths, batch.rollouts.truncated, batch.rewards.parts)
-            advantages = compute_advantages(batch.rewards.total, run.advantage, info)
+            advantages = advantages_of(run, batch)
             update = update_step(run, batch.rollouts, advantages)
             run.progress["step"] += 1
             log_step(run, batch, update)
@@ -132,19 +135,18 @@ def prepare(config: Config, folder: Path, resume: bool) -> Run:
     started = time.perf_counter()
     if config.run.num_threads:
         torch.set_num_threads(config.run.num_threads)
-    advantage = check_advantage(config.grpo.advantage)
     reward = partial(sql_reward, metric=config.reward.metric)
     if config.reward.function != "sql":
         reward = load_function(config.reward.function, "example, completion, result")
-    check_reward(reward, config.reward.function)
+    advantage = check_advantage(config.grpo.advantage, check_reward(reward, config.reward.function))
     if config.model.path and not Path(config.model.path).is_dir():
         how = f"hf download ORGANISATION/MODEL --local-dir {config.model.path}"
         raise ValueError(f'model.path = "{config.model.path}": no such folder; get the weights first, such as: {how}')
     sets = {split: load_split(config, split) for split in ("train", "val", "test")}
     tokenizer, load_start = start_policy(config, folder)
     # A run that was killed before its first checkpoint begins again; supervised stages go on from their own.
-    complete = any(path.name.isdigit() for path in (folder / "checkpoints").glob("*"))
-    checkpoint = last_checkpoint(folder) if resume and complete else None
+    saved = any(path.name == "last" or path.name.isdigit() for path in (folder / "checkpoints").glob("*"))
+    checkpoint = last_checkpoint(folder) if resume and saved else None
     start = load_start()
     if tokenizer.vocab_size > start.config.vocab_size:
         sizes = f"{tokenizer.vocab_size} tokens for {start.config.vocab_size} embedding rows"
@@ -162,9 +164,9 @@ def prepare(config: Config, folder: Path, resume: bool) -> Run:
     if max_steps < 0:
         max_steps = math.ceil(config.grpo.num_train_epochs * len(questions) / config.grpo.questions_per_step)
     progress = {"step": 0, "asked": 0, "num_tokens": 0, "groups": 0, "flat_groups": 0.0, "seconds": 0.0}
-    progress |= {"best_step": 0, "best": -1.0, "recent": [], "gate": ""}
+    progress |= {"best_step": 0, "best": -1.0, "recent": [], "gate": "", "started": False, "saved_step": -1}
     if checkpoint:
-        progress = load_training_state(checkpoint, optimizer)
+        progress = load_training_state(checkpoint, optimizer, config.grpo)
     for name in ("metrics.jsonl", "samples.jsonl"):
         truncate_log(folder / name, progress["step"] if checkpoint else -1)
     bar = tqdm(total=max_steps, initial=progress["step"], desc="grpo", disable=None, dynamic_ncols=True)
@@ -319,6 +321,12 @@ def refill(run: Run, batch: Batch) -> Batch:
     return batch
 
 
+def advantages_of(run: Run, batch: Batch) -> Tensor:
+    """(Q, G): how much better each completion did than the others of its group."""
+    info = AdvantageInfo(batch.rollouts.lengths, batch.rollouts.truncated, batch.rewards.parts)
+    return compute_advantages(batch.rewards.total, run.advantage, info)
+
+
 @timed("update")
 def update_step(run: Run, rollouts: Rollouts, advantages: Tensor) -> dict:
     """One update at the step's learning rate; returns its metrics as (sum, count) pairs."""
@@ -337,7 +345,10 @@ def due(run: Run, every: int) -> bool:
 
 def save(run: Run) -> None:
     """A complete checkpoint; of the older ones only the best by validation stays."""
+    if run.progress["saved_step"] == run.progress["step"]:
+        return
     base = run.config.model.path
+    run.progress["saved_step"] = run.progress["step"]
     run.progress["seconds"] = time.perf_counter() - run.started
     save_checkpoint(run.folder, run.model, run.tokenizer.folder, run.optimizer, run.progress, base)
 
@@ -400,7 +411,7 @@ def log_step(run: Run, batch: Batch, update: dict) -> None:
 
 def warn_or_halt(run: Run) -> None:
     """Say so if the run teaches nothing; end it, with a checkpoint, where the config asks for that."""
-    finding = diagnose(run.progress["recent"], run.config.watch)
+    finding = diagnose(run.progress["recent"], run.config.watch, run.config.reward.weights)
     if finding and run.config.watch.halt:
         save(run)
         summarise(run, str(finding))
@@ -478,7 +489,7 @@ def dry_run(config: Config, folder: Path) -> None:
     print(f"train: {len(run.questions)} questions, prompts of up to {max(len(ids) for _, ids in run.questions)} tokens")
     examples, prompts = next_questions(run, config.grpo.questions_per_step)
     batch = earn(run, examples, *sample(run, prompts))
-    update_step(run, batch.rollouts, compute_advantages(batch.rewards.total, run.advantage))
+    update_step(run, batch.rollouts, advantages_of(run, batch))
     parts = ", ".join(f"{name.removeprefix('time/')} {seconds:.1f}" for name, seconds in run.times.items())
     hours = run.times.total() * run.max_steps / 3600
     print(f"one step took {run.times.total():.1f} s ({parts}); {run.max_steps} steps would take {hours:.2f} h")
@@ -530,6 +541,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if not options.config and not options.resume:
             raise ValueError("expected --config FILE [--set ...] [--short], or --resume RUN_DIR")
+        if options.resume and not (folder / "config.toml").is_file():
+            raise ValueError(f"--resume {folder}: no run; expected a run directory, which has a config.toml")
         config = load_config(options.config or folder / "config.toml", options.set, short=options.short)
         if options.dry_run:
             with tempfile.TemporaryDirectory() as temporary:
@@ -544,11 +557,13 @@ def main(arguments: list[str] | None = None) -> int:
                 )
         else:
             folder = new_folder(config.run.output_dir, config.run.name)
-        write_text(folder / "config.toml", to_toml(config))
+            print(f"run directory: {folder}", flush=True)
+            write_text(folder / "config.toml", to_toml(config))
         train(config, folder, resume=bool(options.resume))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        if not options.resume and folder.name and not (folder / "eval-test-before.json").exists():
+        costly = any((folder / name).exists() for name in ("eval-test-before.json", "pass_rates.json"))
+        if not options.resume and folder.name and not costly:
             shutil.rmtree(folder)  # it failed before it began: nothing half-written stays
         return 2
     except (MemoryError, RuntimeError) as error:

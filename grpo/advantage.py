@@ -12,7 +12,7 @@ import difflib
 import inspect
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 EPS = 1e-4
 TABLE = torch.tensor([[1.2, 0.0, 0.3, 0.2], [0.0, 1.0, 1.0, 0.1]])  # the rewards that formulas are tried on
+PARTS = ("correct", "executes", "format", "exact")  # of the default reward
 Advantage = Callable[..., Tensor]
 
 
@@ -117,10 +118,17 @@ def compute_advantages(rewards: Tensor, spec: str | Advantage, info: AdvantageIn
     return advantages.float()
 
 
-def check_advantage(spec: str | Advantage) -> Advantage:
-    """The formula as a function, after a dry run on a fixed (2, 4) table, so that a mistake fails at start-up."""
+def check_advantage(spec: str | Advantage, parts: Iterable[str] = PARTS) -> Advantage:
+    """The formula as a function, after a dry run on a fixed (2, 4) table, so that a mistake fails at start-up.
+
+    parts: names of the reward's parts. Groups of equal rewards come in every run, so they are tried as well.
+    """
     function = _find(spec)
-    compute_advantages(TABLE, function, _table_info())
+    compute_advantages(TABLE, function, _table_info(parts=parts))
+    try:
+        compute_advantages(torch.ones_like(TABLE), function, _table_info(parts=parts))
+    except ValueError as error:
+        raise ValueError(f"{error}; tried on groups of equal rewards, whose std is 0") from None
     return function
 
 
@@ -135,9 +143,9 @@ def _find(spec: str | Advantage) -> Advantage:
     return ADVANTAGES[spec]
 
 
-def _table_info(columns: tuple[int, ...] = (0, 1, 2, 3)) -> AdvantageInfo:
+def _table_info(columns: tuple[int, ...] = (0, 1, 2, 3), parts: Iterable[str] = PARTS) -> AdvantageInfo:
     lengths = torch.tensor([[9, 30, 12, 20], [8, 15, 7, 40]])[:, columns]
-    return AdvantageInfo(lengths, lengths == 40, {"correct": (TABLE[:, columns] >= 1).float()})
+    return AdvantageInfo(lengths, lengths == 40, {name: (TABLE[:, columns] >= 1).float() for name in parts})
 
 
 def contract(spec: str | Advantage) -> list[str]:

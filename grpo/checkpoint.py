@@ -71,16 +71,23 @@ def last_checkpoint(run_dir: Path) -> Path:
     """The folder of the newest complete checkpoint. Raises ValueError if there is none."""
     root = run_dir / "checkpoints"
     step = (root / "last").read_text(encoding="utf-8").strip() if (root / "last").is_file() else "none"
-    for folder in (root / step, root / f"{step}.old"):  # .old: killed while the same step was written again
+    numbered = sorted((path for path in root.glob("*") if path.name.isdigit()), key=lambda path: -int(path.name))
+    # .old: killed while the same step was written again; numbered: killed before `last` named the first one
+    for folder in (root / step, root / f"{step}.old", *numbered):
         if (folder / "training_state.pt").is_file():
             return folder
     raise ValueError(f"{root}: no complete checkpoint to resume from")
 
 
-def load_training_state(folder: Path, optimizer: Optimizer) -> dict:
-    """Put optimizer and random states back and return the progress; ValueError if the file is damaged."""
+def load_training_state(folder: Path, optimizer: Optimizer, config) -> dict:
+    """Put optimizer and random states back and return the progress; ValueError if the file is damaged.
+
+    config: the [grpo] section, whose betas and weight decay hold from now on; Adam's moments are the saved ones.
+    """
     state = load_state(folder / "training_state.pt")
     optimizer.load_state_dict(state["optimizer"])
+    betas = (config.adam_beta1, config.adam_beta2)
+    optimizer.param_groups[0].update(betas=betas, weight_decay=config.weight_decay)
     return state["progress"]
 
 

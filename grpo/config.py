@@ -135,7 +135,7 @@ class GrpoConfig:
     delta: float | None = None  # cap of the ratio for negative advantages (two-sided clipping); omitted = none
     beta: float = 0.0  # weight of the KL to the reference, the policy at the start of RL; 0 = no reference
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # of the KL to the reference (loss.py)
-    use_bias_correction_kl: bool = True  # multiply the KL by the ratio: its gradient is then that of KL(pi || ref)
+    use_bias_correction_kl: bool = True  # KL times the ratio: the gradient of k1 and k3 is then that of KL(pi || ref)
     importance_sampling_cap: float = 0.0  # cap of the trainer/sampler weight (TIS), 0 = no correction
     mask_truncated_completions: bool = False  # completions cut at the limit count in the baseline, not in the loss
 
@@ -215,9 +215,11 @@ def load_config(path: str | Path, overrides: list[str] | tuple[str, ...] = (), s
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         shorter = table.pop("short", [])  # the config's own overrides for a short try
+        if short and not shorter:
+            raise ValueError('--short, but the file has no `short = ["section.key=value", ...]`; expected that list')
         for override in [*(shorter if short else []), *overrides]:
             _apply_override(table, override)
-        config = _resolve(_convert(table, Config, ""), path.stem)
+        config = _resolve(_convert(table, Config, ""), path.stem + "-short" * short)
         _check_together(config)
     except ValueError as error:  # tomllib.TOMLDecodeError and UnicodeDecodeError are ValueErrors too
         raise ValueError(f"{where}: {error}") from None

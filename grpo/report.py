@@ -60,7 +60,7 @@ def describe(run: RunData) -> str:
     steps, total, watch = [row for row in run.rows if FLAT in row], run.config.grpo.max_steps, run.config.watch
     at = f"step {steps[-1]['step'] if steps else 0}" + (f" of {total}" if total > 0 else "")
     lines = [("verdict", run.summary.get("verdict") or f"running (or killed), {at}")]
-    if (finding := diagnose(steps, watch)) and finding.reason not in lines[0][1]:
+    if (finding := diagnose(steps, watch, run.config.reward.weights)) and finding.reason not in lines[0][1]:
         lines.append(("finding", f"The last steps: {finding}"))
     k = run.config.eval.num_generations
     needed = (VAL, f"{VAL}_low", f"{VAL}_high", f"val/pass@{k}")

@@ -87,10 +87,10 @@ def append_line(path: Path, record: dict) -> None:
 def truncate_log(path: Path, step: int, stage: int = 0) -> None:
     """Cut a log back to a checkpoint: drop the lines of later steps, and a last line that a killed run left torn."""
     if path.is_file():
-        *lines, _ = path.read_text(encoding="utf-8").split("\n")  # not splitlines: U+2028 may stand in a string
+        *lines, _ = path.read_bytes().split(b"\n")  # bytes: a killed run may leave half a character
         rows = [(json.loads(line), line) for line in lines]
         kept = [line for row, line in rows if (row.get("stage", 0), row["step"]) <= (stage, step)]
-        write_text(path, "".join(line + "\n" for line in kept))
+        write_text(path, "".join(line.decode() + "\n" for line in kept))
 
 
 def format_line(record: dict) -> str:

@@ -4,8 +4,8 @@ Groups are scored and differentiated in micro-batches, each divided by the whole
 that splitting changes no number. The rollouts are used `num_iterations` times: the log-probabilities of the first pass
 are the frozen old ones, so in that pass the ratio is one, no clip acts, and the gradient is REINFORCE's.
 
-A group whose advantages are all zero has no gradient (unless beta > 0), so it is not scored at all; its tokens still
-count in the average, as in TRL. The metrics of the loss therefore speak of the groups that were scored.
+A group whose advantages are all zero has no gradient (unless beta > 0), so it is not scored at all (but for bnpo); its
+tokens still count in the average, as in TRL. The metrics of the loss therefore speak of the groups that were scored.
 """
 
 import math
@@ -96,7 +96,8 @@ def gradient_norms(model: Qwen2) -> dict[str, float]:
 
 def micro_batches(advantages: Tensor, config: GrpoConfig) -> list[list[int]]:
     """The groups that have something to say, in micro-batches. Example: advantages [[0, 0], [1, -1]] -> [[1]]"""
-    groups = [q for q in range(len(advantages)) if config.beta or advantages[q].any()]
+    everything = config.beta or config.loss_type == "bnpo"  # its average is over what a micro-batch holds
+    groups = [q for q in range(len(advantages)) if everything or advantages[q].any()]
     return [groups[i : i + config.micro_batch_size] for i in range(0, len(groups), config.micro_batch_size)]
 
 

@@ -3,7 +3,7 @@
 Both published failures had healthy-looking curves. What gave them away is looked at here, over the last steps in a row:
 
     flat_groups     nearly all groups earn equal rewards: advantage zero, gradient zero. Which kind says why.
-    zero_gradient   groups differ, and still nothing reaches the weights: all masked, or a learning rate of zero
+    zero_gradient   groups differ, and still nothing reaches the weights: all masked, or advantages of zero
     truncation      most completions are cut at the limit: what is scored is half a query
 """
 
@@ -35,9 +35,10 @@ class Halted(Exception):
     """The run was ended by a finding, after its checkpoint was saved."""
 
 
-def diagnose(rows: list[dict], config: WatchConfig) -> Finding | None:
+def diagnose(rows: list[dict], config: WatchConfig, weights: dict[str, float] | None = None) -> Finding | None:
     """What is wrong with the last `config.steps` steps, if anything; rows are the metrics of steps, the newest last.
 
+    weights: of the reward's parts; one that varies but weighs nothing is named, too.
     Example: 20 rows of frac_reward_zero_std 1.0 and groups/all_correct_ratio 1.0 -> reason "flat_groups", too easy
     """
     rows = rows[-config.steps :]
@@ -53,10 +54,11 @@ def diagnose(rows: list[dict], config: WatchConfig) -> Finding | None:
     last = f"of the last {len(rows)} steps"
     if always("frac_reward_zero_std", config.flat_groups, 1.0):
         kind = max(KINDS, key=lambda name: mean(f"groups/{name}_ratio"))
-        parts = [name for name in rows[-1] if name.startswith("rewards/") and name.endswith("/mean")]
-        stuck = [f"{name.split('/')[1]} {mean(name):.3f}" for name in parts if not 0.01 < mean(name) < 0.99]
-        saturated = f" (parts that never vary: {', '.join(stuck)})" if stuck else ""
-        share = f"{mean('frac_reward_zero_std'):.0%} of the groups {last} were flat, most of them {kind}{saturated}"
+        parts = {n.split("/")[1]: mean(n) for n in rows[-1] if n.startswith("rewards/") and n.endswith("/mean")}
+        why = {"parts that never vary": [f"{n} {value:.3f}" for n, value in parts.items() if not 0.01 < value < 0.99]}
+        why["parts that weigh nothing"] = [n for n in parts if (weights or {}).get(n, 1) == 0]
+        words = "".join(f"; {title}: {', '.join(names)}" for title, names in why.items() if names)
+        share = f"{mean('frac_reward_zero_std'):.0%} of the groups {last} were flat, most of them {kind}{words}"
         return Finding("flat_groups", share, KINDS[kind])
     if always("grad_norm", 0.0, 0.0):
         mixed = f"the gradient {last} was exactly zero, though {mean('groups/mixed_ratio'):.0%} of the groups differ"

@@ -98,7 +98,8 @@ def read_questions(file: Path) -> list[Example]:
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise ValueError(f"{file}, row {number} = {row!r:.60}; expected an object")
-        text = {key: next((row[n] for n in names if n in row), None) for key, names in KEYS.items()}
+        text = {key: next((row[n] for n in names if row.get(n) is not None), None) for key, names in KEYS.items()}
+        text["difficulty"] = None if text["difficulty"] is None else str(text["difficulty"])
         needed = ("question", "gold", "db" if text["db_id"] is None else "db_id")
         for key, value in text.items():
             if not isinstance(value, str) and (key in needed or value is not None):
@@ -135,7 +136,7 @@ def _usable(stamp: tuple[str, int, int], training: bool, cache: Path | None, sho
         if rows := [row for row in rows if fate == "left out" or row not in out]:
             print(f"{len(rows):6d} {fate}: {reason}")
         for e in [examples[row] for row in rows[:shown]]:
-            print(f"{'':8}row {e.row}, {e.db_id}: {' '.join(e.gold.split())[:80]}")
+            print(f"{'':8}question {e.row + 1}, {e.db_id}: {' '.join(e.gold.split())[:80]}")
     return [example for example in examples if example.row not in out]
 
 

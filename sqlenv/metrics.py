@@ -2,6 +2,7 @@
 
 import math
 import random
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
@@ -43,7 +44,11 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 def mcnemar_exact(b: int, c: int) -> float:
     """Two-sided p of the exact McNemar test; b, c: questions that one run alone got right. (1, 5) -> 2 * 7 / 2^6."""
     n = b + c
-    return min(1.0, 2 * sum(math.comb(n, i) for i in range(min(b, c) + 1)) / 2**n)
+    if n <= 1000:
+        return min(1.0, 2 * sum(math.comb(n, i) for i in range(min(b, c) + 1)) / 2**n)
+    whole = math.lgamma(n + 1) - n * math.log(2)  # logarithms: these binomials have thousands of digits
+    logs = (whole - math.lgamma(i + 1) - math.lgamma(n - i + 1) for i in range(min(b, c) + 1))
+    return min(1.0, 2 * math.fsum(map(math.exp, logs)))
 
 
 def smallest_difference(n: int, discordant: int) -> float:
@@ -52,7 +57,8 @@ def smallest_difference(n: int, discordant: int) -> float:
     Six is the least: 2 / 2^6 = 0.031. Example: 500 questions, 20 of them answered differently -> 10 / 500 (15 to 5)
     """
     leads = range(discordant % 2, discordant + 1, 2)
-    return next((x for x in leads if mcnemar_exact((discordant - x) // 2, (discordant + x) // 2) < 0.05), 6) / n
+    place = bisect_left(leads, True, key=lambda x: mcnemar_exact((discordant - x) // 2, (discordant + x) // 2) < 0.05)
+    return (leads[place] if place < len(leads) else 6) / n
 
 
 def with_interval(name: str, values: list) -> dict[str, float]:

@@ -16,6 +16,7 @@ from sqlenv.metrics import (
     pass_at_k,
     percentile,
     smallest_difference,
+    wilson_interval,
     with_interval,
 )
 
@@ -36,13 +37,13 @@ def measure(answers: list[dict]) -> dict:
     correct, groups = [bool(a["match"]) for a in answers], [str(a.get("db_id")) for a in answers]
     result = {"n": len(answers), "databases": len(set(groups))} | with_interval("execution_accuracy", correct)
     units = groups if len(set(groups)) >= FEW else [str(i) for i in range(len(answers))]
-    low, high = bootstrap_interval([float(c) for c in correct], units, seed=0) if answers else (0.0, 1.0)
+    low, high = _resampled([float(c) for c in correct], units)
     result |= {"bootstrap_low": low, "bootstrap_high": high}
     result |= with_interval("bird_accuracy", [bool(a["match_bird"]) for a in answers])
     hits = [a.get("hits") or [a["match"]] for a in answers]
     if (k := max(map(len, hits), default=1)) > 1:
         shares = [sum(h) / len(h) for h in hits]
-        low, high = bootstrap_interval(shares, units, seed=0)
+        low, high = _resampled(shares, units)
         result |= {f"mean@{k}": sum(shares) / len(shares), f"mean@{k}_low": low, f"mean@{k}_high": high}
         if all(len(h) == k for h in hits):
             result |= with_interval(f"pass@{k}", [pass_at_k(k, sum(h), k) for h in hits])
@@ -53,6 +54,12 @@ def measure(answers: list[dict]) -> dict:
     result["by_database"] = accuracy_by(groups, correct)
     asked = json.dumps([[a.get("db_id"), a.get("gold")] for a in answers])
     return result | {"questions": hashlib.sha256(asked.encode()).hexdigest()[:16], "correct": [*map(int, correct)]}
+
+
+def _resampled(values: list[float], units: list[str]) -> tuple[float, float]:
+    """The bootstrap interval; Wilson's where all units are alike, since resampling them would give no width at all."""
+    low, high = bootstrap_interval(values, units, seed=0) if values else (0.0, 1.0)
+    return (low, high) if low < high else wilson_interval(round(sum(values)), len(values))
 
 
 def cost(seconds: float, latencies: list[float], executions: int, hourly_price: float = 0.0, **others) -> dict:
@@ -89,9 +96,14 @@ def describe(result: dict) -> str:
     parts += [f"{result['parameter_passes']:.2e} parameter passes"] if "parameter_passes" in result else []
     parts += [f"{result['sql_executions']:,} SQL executions", f"{result['seconds']} s"]
     if "latency_p50" in result:
-        parts.append(f"a question p50 {result['latency_p50']:.3g} s, p95 {result['latency_p95']:.3g} s")
+        parts.append(f"latency p50 {result['latency_p50']:.3g} s, p95 {result['latency_p95']:.3g} s")
     parts += [f"price {result['price']:.4f}"] if "price" in result else []
     return "\n".join([*lines, f"  cost: {', '.join(parts)}"])
+
+
+def printable(text: str) -> str:
+    """Text without lone surrogates, which a database or a file may hold and no terminal can show."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def paired(before: dict, after: dict) -> tuple[float, float, str]:
@@ -117,7 +129,7 @@ def paired(before: dict, after: dict) -> tuple[float, float, str]:
 def load_result(path: Path) -> dict | None:
     """A result to compare with: an evaluation's JSON, or the measure of sqlenv.score's verdicts; None if neither."""
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        return rows[0] if len(rows) == 1 and "correct" in rows[0] else measure(rows)
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
+        return rows[0] if len(rows) == 1 and set(rows[0].get("correct", "no")) <= {0, 1} else measure(rows)
     except (ValueError, LookupError, TypeError, AttributeError):
         return None

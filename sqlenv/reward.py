@@ -97,11 +97,12 @@ def total_reward(parts: dict[str, float], weights: dict[str, float]) -> float:
     return sum(weights.get(name, 1.0) * value for name, value in parts.items())
 
 
-def check_reward(fn: Callable, name: str) -> None:
-    """Try a reward function on a right, a wrong and a broken query, so that its mistakes show before training.
+def check_reward(fn: Callable, name: str) -> list[str]:
+    """Try a reward function on a right, a wrong and a broken query, before training; the names of its parts.
 
     Raises ValueError with its name if it raises, or returns anything but {part name: finite number}.
     """
+    names: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "shop.sqlite"
         with closing(sqlite3.connect(path)) as connection:
@@ -109,4 +110,5 @@ def check_reward(fn: Callable, name: str) -> None:
         example = Example(question="What is sold?", gold="SELECT name FROM item", db_id="shop", database=path)
         for sql in (example.gold, "SELECT price FROM item", "SELECT FROM"):
             completion = f"```sql\n{sql}\n```"
-            reward_parts(fn, name, example, completion, score_completion(example, completion))
+            names |= reward_parts(fn, name, example, completion, score_completion(example, completion))
+    return sorted(names)

@@ -7,7 +7,8 @@ PREDICTIONS is JSON lines of {"db_id", "gold", "pred"}; with "db", the path of a
 folder), no --databases are needed. "pred" is raw SQL, or a list, whose majority vote is the answer: "vote" is its
 place in the list (null: none executed). "hits" says which queries are right. With --data, a dataset that
 sqlenv/datasets.py loads, the golds come from there, and PREDICTIONS may also be a text file with one query a line
-(what follows a tab is dropped), or a JSON list or object of queries in the order of the questions.
+(what follows a tab is dropped; an empty line is an empty query), or a JSON list of queries in the order of the
+questions, or BIRD's JSON object, whose keys are their numbers.
 VERDICTS repeats each row in order and adds the verdict. A bad row gets an "error", counts as wrong, and stops nothing.
 """
 
@@ -19,12 +20,15 @@ import time
 from functools import partial
 from pathlib import Path
 
-from sqlenv.datasets import load_examples
+from sqlenv.database import run_gold
+from sqlenv.datasets import load_examples, question_files, read_questions
 from sqlenv.errors import error_class
-from sqlenv.report import cost, describe, load_result, measure, paired
+from sqlenv.report import cost, describe, load_result, measure, paired, printable
 from sqlenv.reward import score_sql
 from sqlenv.voting import majority_vote
 from sqlenv.workers import in_order
+
+OURS = {"match", "match_bird", "vote", "vote_match", "hits", "outcome", "error", "seconds"}  # not taken from a file
 
 
 def score_row(row: object, databases: Path) -> dict:
@@ -32,7 +36,7 @@ def score_row(row: object, databases: Path) -> dict:
 
     databases: the folder of db_ids, or what "db" is relative to. Never raises: a bad row has an "error".
     """
-    given = row if isinstance(row, dict) else {"line": row}
+    given = {k: v for k, v in row.items() if k not in OURS} if isinstance(row, dict) else {"line": row}
     listed, started = isinstance(given.get("pred"), list), time.perf_counter()
     preds = given["pred"] if listed else [given.get("pred")]
     verdict = {"match": False, "match_bird": False, "status": "error", "gold_status": "error", "outcome": "bad row"}
@@ -49,7 +53,8 @@ def score_row(row: object, databases: Path) -> dict:
         vote = majority_vote([one.result for one in scored], preds)
         answer = scored[vote or 0]
         fields = ("match", "match_bird", "status", "gold_status")
-        verdict |= {name: getattr(answer, name) for name in fields} | {"reason": answer.result.reason}
+        gold_reason = run_gold(path, row["gold"]).reason
+        verdict |= {name: getattr(answer, name) for name in fields} | {"reason": gold_reason or answer.result.reason}
         verdict |= {"outcome": error_class(path, row["gold"], answer), "hits": [one.match for one in scored]}
         verdict |= {"vote": vote} if listed else {}
         if "db" in row:
@@ -65,16 +70,21 @@ def read_predictions(path: Path) -> list:
 
     A line that is no JSON stays a string. Example: the text "SELECT 1\\tshop" -> ["SELECT 1"]
     """
-    text = path.read_bytes().decode("utf-8", "replace")
+    text = path.read_bytes().decode("utf-8-sig", "replace")
     if path.suffix == ".json":
         try:
             rows = json.loads(text)
         except ValueError as error:
             raise ValueError(f"{path}: {error}; expected one JSON list or object (or name it .jsonl)") from None
-        rows = list(rows.values()) if isinstance(rows, dict) else rows
+        if isinstance(rows, dict):
+            if sorted(rows, key=lambda key: (len(key), key)) != [*map(str, range(len(rows)))]:
+                raise ValueError(f"{path}: keys {list(rows)[:3]}...; expected the numbers of the questions, from 0")
+            rows = [rows[str(number)] for number in range(len(rows))]
         return [row.split("\t")[0] if isinstance(row, str) else row for row in rows]
-    lines = [line for line in text.split("\n") if line.strip()]
-    return [_json_line(line) for line in lines] if path.suffix == ".jsonl" else [s.split("\t")[0] for s in lines]
+    lines = text.removesuffix("\n").split("\n")
+    if path.suffix == ".jsonl":
+        return [_json_line(line) for line in lines if line.strip()]
+    return [line.rstrip("\r").split("\t")[0] for line in lines]
 
 
 def _json_line(line: str) -> object:
@@ -85,16 +95,25 @@ def _json_line(line: str) -> object:
 
 
 def join(predictions: list, source: str, split: str) -> list[dict]:
-    """Predictions in the order of a dataset's questions -> complete rows; ValueError if their numbers differ."""
-    examples = load_examples(source, split)
-    by_place = len(predictions) != len(examples)  # some questions cannot be used, and theirs are there
-    if by_place and len(predictions) <= max(example.row for example in examples):
+    """Predictions in the order of a dataset's questions -> complete rows.
+
+    There may be one for each question of the file, or for each that can be used. Raises ValueError if there are others,
+    or if a row names another question or database than the one in its place.
+    """
+    examples, files = load_examples(source, split), question_files(source)
+    by_place = len(predictions) == len(read_questions(files.get(split, files.get("train"))))
+    if not by_place and len(predictions) != len(examples):
         wanted = f"one for each of the {len(examples)} questions of {source} ({split})"
         raise ValueError(f"{len(predictions)} predictions; expected {wanted}, or for each of the question file")
     rows = []
     for number, example in enumerate(examples):
         pred = predictions[example.row if by_place else number]
-        pred = pred.get("pred") if isinstance(pred, dict) else pred
+        if isinstance(pred, dict):
+            for key in ("db_id", "question"):
+                wanted = getattr(example, key)
+                if str(pred.get(key, wanted)).strip() != wanted:
+                    raise ValueError(f"prediction {number + 1}: {key} = {pred[key]!r}; expected {wanted!r}")
+            pred = pred.get("pred")
         row = {"db_id": example.db_id, "question": example.question, "gold": example.gold, "pred": pred}
         rows.append(row | {"db": str(example.database.resolve()), "difficulty": example.difficulty})
     return rows
@@ -107,6 +126,11 @@ def score_file(path: Path, options: argparse.Namespace) -> list[dict]:
         rows = join(rows, options.data, options.split)
     folder = options.databases or path.parent
     return list(in_order(partial(score_row, databases=folder), rows, workers=options.workers))
+
+
+def same_file(a: Path, b: Path) -> bool:
+    """Whether two paths lead to one existing file, links included."""
+    return a.exists() and a.samefile(b)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -122,11 +146,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--hourly-price", type=float, default=0.0, help="of the machine, for the cost line")
     options = parser.parse_args(arguments)
     try:
-        same = options.out and options.out.resolve() == options.predictions.resolve()
-        if same or not options.predictions.is_file():
-            raise ValueError(f"predictions = {options.predictions}; expected a file, other than --out")
+        read = [Path(p) for p in (options.predictions, options.compare, options.data) if p and Path(p).is_file()]
+        if options.predictions not in read:
+            raise ValueError(f"predictions = {options.predictions}; expected a file")
+        if options.out and (options.out.suffix in (".sqlite", ".db") or any(same_file(options.out, p) for p in read)):
+            raise ValueError(f"--out {options.out}; expected a new file, none that is read")
+        if options.out and not options.out.parent.is_dir():
+            raise ValueError(f"--out {options.out}: no such folder")
         if options.databases and not options.databases.is_dir():
             raise ValueError(f"databases = {options.databases}; expected a folder of <db_id>/<db_id>.sqlite")
+        other = None
+        if options.compare:
+            other = load_result(options.compare) or measure(score_file(options.compare, options))
         started = time.perf_counter()
         rows = score_file(options.predictions, options)
         seconds = time.perf_counter() - started
@@ -137,11 +168,14 @@ def main(arguments: list[str] | None = None) -> int:
         executions = sum(len(row["hits"]) for row in rows if "error" not in row)
         latencies = [row["seconds"] for row in rows]
         result = measure(rows) | cost(seconds, latencies, executions, options.hourly_price)
-        print(describe(result))
-        if first := next((row["error"] for row in rows if "error" in row), ""):
-            print(f"  {sum('error' in row for row in rows)} bad rows count as wrong; the first: {first}")
-        if options.compare:
-            other = load_result(options.compare) or measure(score_file(options.compare, options))
+        print(printable(describe(result)))
+        for what, found in {
+            "bad rows": [row["error"] for row in rows if "error" in row],
+            "failing golds": [row["reason"] for row in rows if row["gold_status"] not in ("ok", "error")],
+        }.items():
+            if found:
+                print(printable(f"  {len(found)} {what} count as wrong; the first: {found[0]}"))
+        if other:
             points, _, words = paired(other, result)
             print(f"against {options.compare}: {points:+.1f} points ({words})")
         print(f"SQLite {sqlite3.sqlite_version}")

@@ -82,11 +82,12 @@ def make_split(
             for family, question, good, wrong in islice(_questions(rng, tables, connection), questions_per_database):
                 rows.append([question, compact(good), db_id, family, wrong if careless.random() < sloppy else good])
     (building / "manifest.json").write_text(json.dumps({"arguments": arguments, "examples": rows}), encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):  # another run was faster: its files are the same
-        building.rename(folder)
+    if not (found := _read_manifest(folder, arguments)):  # else another run was faster, and may read it already
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            building.rename(folder)
     shutil.rmtree(building, ignore_errors=True)
-    return _read_manifest(folder, arguments)
+    return found or _read_manifest(folder, arguments)
 
 
 def compact(sql: str) -> str:

@@ -1,6 +1,7 @@
 """Shared fixtures: one thread, fixed seeds, optional local data."""
 
 import os
+import sys
 
 # Two spinning OpenMP threads on two busy cores are several times slower than one (read before torch starts).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -26,3 +27,10 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"optional local data not found at {SHARED}")
     return SHARED
+
+
+@pytest.fixture(autouse=True)
+def _no_curves(request, monkeypatch):
+    """Whole runs write report.html; drawing takes longer than such a run, so only the page's own tests draw."""
+    if "test_report_page" not in request.node.nodeid:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -89,7 +89,7 @@ class Desk:
         self.root, self.folder = root, root / ".exercises"
 
     def originals(self, number: int) -> dict:
-        """{"functions": {file: {name: text}}, "bug": {file, old, new} or none} of a step that was begun."""
+        """{"functions": {file: {name: text}}} or {"bug": {file, whole, name}} of a step that was begun."""
         file = self.folder / f"{number}.json"
         return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
@@ -130,8 +130,9 @@ class Desk:
         if not fitting:
             raise ValueError(f"no bug is known for step {number}; steps with bugs: {sorted({m.step for m in MUTANTS})}")
         mutant = rng.choice(fitting)
-        self.keep(number, {"bug": {"file": mutant.file, "old": mutant.old, "new": mutant.new, "name": mutant.name}})
-        self.write(mutant.file, self.read(mutant.file).replace(mutant.old, mutant.new))
+        whole = self.read(mutant.file)
+        self.keep(number, {"bug": {"file": mutant.file, "whole": whole, "name": mutant.name}})
+        self.write(mutant.file, mutant.plant(whole))
         return f"one line of step {number} is wrong now, and it runs; pytest tests/test_{number:02d}_*.py knows"
 
     def restore(self, number: int) -> str:
@@ -147,19 +148,15 @@ class Desk:
             copy.write_bytes((self.root / file).read_bytes())
         told = ""
         if bug := taken.get("bug"):
-            source = self.read(bug["file"])
             told = f"the bug was: {bug['name']} ({bug['file']})\n"
-            if source.count(bug["new"]) == 1 and bug["old"] not in source:
-                self.write(bug["file"], source.replace(bug["new"], bug["old"]))
-            elif bug["old"] not in source:
-                raise ValueError(f"{bug['file']} was changed around the bug; put back {bug['old']!r} by hand")
+            self.write(bug["file"], bug["whole"])
         for file, functions in files.items():
             source = self.read(file)
             for name, text in functions.items():
                 source = replaced(source, name, text)
             self.write(file, source)
         (self.folder / f"{number}.json").unlink()
-        return f"{told}step {number} is whole again; your version: {aside}"
+        return f"{told}step {number} is whole again; the files as they were before that: {aside}"
 
     def state(self, number: int) -> str:
         """Where a step stands: whole, blank, being written, or with a bug."""

@@ -82,7 +82,7 @@ def test_without_padding_the_mask_is_the_causal_rule_at_the_lower_right():
 
 def test_one_padded_prompt_still_hides_its_padding():
     """A cache cut down to one prompt keeps the width of the longest: one prompt is not always one without padding."""
-    cache = random_cache([1, 2]).keep(torch.tensor([0]))
+    cache = random_cache([2, 1]).keep(torch.tensor([1]))
     assert visible_keys(1, prompt=cache, row_prompt=torch.tensor([0]))[0, 0].int().tolist() == [[1, 0, 1]]
 
 

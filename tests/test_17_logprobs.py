@@ -147,10 +147,11 @@ def test_vocabulary_blocks_change_neither_values_nor_gradients(monkeypatch, rows
     sizes, logits = [], model.logits
     monkeypatch.setattr(model, "logits", lambda hidden: sizes.append(len(hidden)) or logits(hidden))
     check_close(score(model, tree(), **settings), whole, "a block must take its own targets")
-    assert max(sizes) == rows
+    assert max(sizes) == rows, "MAX_LOGITS // config.vocab_size rows: a block holds the logits before they are cut"
     assert sum(sizes) == 16, "logits of the branch tokens only: no padding, no prompt"
     for name, slope in gradients(model, loss).items():
         check_close(slope, slopes[name], name, atol=1e-5)
+    assert sum(sizes) == 3 * 16, "each block again in the backward pass (torch.utils.checkpoint)"
 
 
 def test_a_vocabulary_larger_than_a_block_is_still_scored(monkeypatch):

@@ -81,8 +81,9 @@ def test_equal_rewards_give_exactly_zero_whatever_the_value(name, value):
     rewards[1, 3] += 1.0  # another group is alive
     rewards[2] += 0.3  # and one is flat at another value
     advantages = compute_advantages(rewards, name)
-    assert not advantages[0].any()
-    assert not advantages[2].any()
+    hint = "where(rewards == rewards[:, :1]): exactly 0, not the rounding of the mean"
+    assert not advantages[0].any(), hint
+    assert not advantages[2].any(), hint
     assert advantages[1].any()
 
 

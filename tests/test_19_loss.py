@@ -71,6 +71,7 @@ def test_the_six_cells_of_the_clip(sign, rho, loss, slope, clipped):
 def test_the_docstring_example():
     loss, stats = policy_loss(ratios(1.5, 0.5), torch.zeros(1, 2), torch.ones(1), torch.ones(1, 2))
     assert loss.item() == pytest.approx(-0.85)
+    assert "loss" in stats
     assert [part.item() for part in stats["clip_ratio/region_mean"]] == [1, 2]
 
 
@@ -90,6 +91,10 @@ def test_cispo_caps_the_weight_and_keeps_the_gradient():
     assert loss.item() == pytest.approx(-(5 * math.log(6) + 0.5 * math.log(0.5)) / 2)
     assert logprobs.grad.tolist()[0] == pytest.approx([-2.5, -0.25])
     assert [part.item() for part in stats["cispo_clip_ratio"]] == [1, 2]
+    _, stats = policy_loss(
+        logprobs, torch.zeros(1, 2), -torch.ones(1), torch.ones(1, 2), loss_type="cispo", epsilon_high=5.0
+    )
+    assert stats["cispo_clip_ratio"][0] == 0, "counted where the cap takes gain away: A > 0"
 
 
 def test_a_sequence_ratio_is_the_geometric_mean_over_the_row():

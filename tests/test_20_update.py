@@ -90,7 +90,7 @@ def test_the_gradient_is_reinforce_over_the_whole_step(loss_type, masked):
     """Row by row, prompt copied, no tree, no batch; the flat group's rows and tokens are counted like any other.
 
     A truncated completion that is masked leaves the sum and the token count, but it stays a row and, above all, its
-    group's advantages stay as they are: they were computed with it. bnpo: a mean of two micro-batches' token means.
+    group's advantages stay as they are: they were computed with it. bnpo: a mean of three micro-batches' token means.
     """
     model, rollouts, slow = tiny_model(), make_rollouts(), 0.0
     kept = ~rollouts.truncated if masked else torch.ones(5, 3, dtype=torch.bool)
@@ -99,8 +99,8 @@ def test_the_gradient_is_reinforce_over_the_whole_step(loss_type, masked):
         ids = rollouts.completion_ids[q][g]
         logits = model(torch.tensor([PROMPTS[q] + ids]))[0, len(PROMPTS[q]) - 1 : -1] / 0.8
         row = logits.log_softmax(dim=1)[range(len(ids)), ids].sum()
-        in_micro_batch = tokens[0] + tokens[1] if q < 2 else tokens[3] + tokens[4]
-        divisors = {"dapo": sum(tokens), "grpo": 15 * len(ids), "dr_grpo": 15 * 6, "bnpo": 2 * in_micro_batch}
+        in_micro_batch = sum(tokens[q // 2 * 2 : q // 2 * 2 + 2])
+        divisors = {"dapo": sum(tokens), "grpo": 15 * len(ids), "dr_grpo": 15 * 6, "bnpo": 3 * in_micro_batch}
         slow -= ADVANTAGES[q, g] * row / divisors[loss_type]
     slow.backward()
     expected = {name: p.grad.clone() for name, p in model.named_parameters()}
@@ -152,7 +152,8 @@ def test_flat_groups_are_skipped_and_it_changes_no_gradient(monkeypatch):
     """Group 2 is nine tokens of the denominator all the same: what it says is "change nothing". A KL term needs it."""
     assert micro_batches(ADVANTAGES, settings(micro_batch_size=2)) == [[0, 1], [3, 4]]
     assert micro_batches(ADVANTAGES, settings(micro_batch_size=2, beta=0.1)) == [[0, 1], [2, 3], [4]]
-    skipped, _ = gradient(tiny_model(), settings())
+    skipped, totals = gradient(tiny_model(), settings())
+    assert totals["tokens/with_gradient_ratio"] == (46, 55)
     monkeypatch.setattr(grpo.update, "micro_batches", lambda advantages, _: [[q] for q in range(len(advantages))])
     check_same(gradient(tiny_model(), settings())[0], skipped, "a flat group says nothing")
     alone, _ = gradient(tiny_model(), settings(), groups=(0, 1, 3, 4))
@@ -161,7 +162,12 @@ def test_flat_groups_are_skipped_and_it_changes_no_gradient(monkeypatch):
 
 def test_old_logprobs_are_frozen_before_the_first_update(monkeypatch):
     calls, policy_loss = [], grpo.update.policy_loss
-    monkeypatch.setattr(grpo.update, "policy_loss", lambda *a, **k: calls.append(a[:2]) or policy_loss(*a, **k))
+
+    def spy(logprobs, old_logprobs, *rest, **settings):
+        calls.append((logprobs, logprobs.detach() if old_logprobs is None else old_logprobs))
+        return policy_loss(logprobs, old_logprobs, *rest, **settings)
+
+    monkeypatch.setattr(grpo.update, "policy_loss", spy)
     gradient(tiny_model(), settings(num_iterations=3, micro_batch_size=2), rate=0.05)
     for i, (logprobs, old) in enumerate(calls):  # two micro-batches an iteration
         assert torch.equal(old, calls[i % 2][0]), "old is what the first iteration computed"
@@ -218,5 +224,5 @@ def test_a_step_without_any_signal_has_a_gradient_of_exactly_zero_and_moves_noth
     advantages = ADVANTAGES * (why == "truncated")
     totals = update_policy(model, make_optimizer(model.parameters(), config), rollouts, advantages, config)
     assert totals["grad_norm"] == (0.0, 1.0)
-    assert all((p.grad == 0).all() for p in model.parameters())
+    assert all(p.grad is not None and (p.grad == 0).all() for p in model.parameters()), "zeros, not None"
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())  # no 0 / 0 anywhere

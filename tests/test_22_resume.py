@@ -25,7 +25,8 @@ from grpo.checkpoint import derived_generator, last_checkpoint, save_checkpoint
 
 def steps(run, name="metrics.jsonl"):
     rows = [json.loads(line) for line in (run / name).read_text(encoding="utf-8").splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith("time/") and k != "step_time"} for row in rows]
+    timed = ("step_time", "tokens_per_second")
+    return [{k: v for k, v in row.items() if not k.startswith("time/") and k not in timed} for row in rows]
 
 
 def test_the_generator_depends_on_seed_purpose_and_step_and_on_nothing_else():
@@ -213,6 +214,38 @@ def test_resuming_without_a_checkpoint_or_with_a_damaged_one_is_one_clear_line(t
     state.write_bytes(state.read_bytes()[:100])
     assert train.main(["--resume", str(run)]) == 2
     assert "is damaged" in capsys.readouterr().err
-    (run / "checkpoints" / "last").unlink()
+    state.unlink()
     assert train.main(["--resume", str(run)]) == 2
     assert "no complete checkpoint to resume from" in capsys.readouterr().err
+
+
+def test_a_kill_before_the_first_checkpoint_is_named_does_not_lose_it(tmp_path):
+    run = run_tiny(tmp_path, "grpo.max_steps=2")
+    (run / "checkpoints" / "last").unlink()
+    assert last_checkpoint(run).name == "2"
+    (run / "checkpoints" / "2").rename(run / "checkpoints" / "2.old")
+    (run / "checkpoints" / "last").write_text("2\n", encoding="utf-8")  # killed while step 2 was written once more
+    more = ["--resume", str(run), "--set", "grpo.max_steps=3", "--allow-changes"]
+    assert train.main(more) == 0
+    rows = steps(run)
+    assert [row["step"] for row in rows if "reward" in row] == [1, 2, 3]  # it went on, and did not begin again
+
+
+def test_a_change_that_cannot_be_run_changes_nothing_and_one_that_can_reaches_the_optimizer(tmp_path, monkeypatch):
+    run = run_tiny(tmp_path, "grpo.max_steps=2")
+    config = (run / "config.toml").read_text(encoding="utf-8")
+    change = ["--resume", str(run), "--allow-changes", "--set", "grpo.max_steps=3"]
+    assert train.main([*change, "--set", "data.source=/nowhere"]) == 2
+    assert (run / "config.toml").read_text(encoding="utf-8") == config
+    seen, update = [], train.update_step
+    monkeypatch.setattr(
+        train, "update_step", lambda run, *a: seen.append(run.optimizer.param_groups[0]) or update(run, *a)
+    )
+    assert train.main([*change, "--set", "grpo.adam_beta1=0.5", "--set", "grpo.weight_decay=0.25"]) == 0
+    assert (seen[0]["betas"], seen[0]["weight_decay"]) == ((0.5, 0.999), 0.25)
+
+
+def test_a_run_of_supervision_only_is_measured_once(tmp_path):
+    run = run_tiny(tmp_path, "grpo.max_steps=0")
+    assert train.main(["--resume", str(run)]) == 0
+    assert [row["step"] for row in steps(run)] == [0]

@@ -57,6 +57,7 @@ UP, DOWN = [(1,), (2,)], [(2,), (1,)]
         ([(DOWN, "SELECT a ORDER BY a DESC"), (UP, "SELECT a"), (DOWN, "SELECT a")], 1),
         ([(UP, "SELECT a FROM (SELECT a ORDER BY b)"), A, (DOWN, "SELECT a")], 0),  # not its own order
         ([B, ([(0.1 + 0.2,)], "SELECT a"), ([(0.3,)], "SELECT b")], 1),
+        ([B, ([(2,), (10,)], "SELECT a ORDER BY a"), ([(10,), (2,)], "SELECT a")], 1),  # sorted as numbers, not text
         ([B, ([(1,), ("x",)], "SELECT a"), ([("x",), (1.0,)], "SELECT b")], 1),
         ([B, ([(1,)], "SELECT a"), ([("1",)], "SELECT b"), ([(1.0,)], "SELECT c")], 1),  # 1 = 1.0, not '1'
         ([B, ([(1, "b"), (1.0, "a")], "SELECT a"), ([(1, "a"), (1, "b")], "SELECT b")], 1),

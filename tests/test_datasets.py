@@ -306,7 +306,7 @@ def test_check_prints_examples_and_what_the_sets_share(mixed, capsys):
     assert main(["--check", str(mixed)]) == 0
     out = capsys.readouterr().out
     assert "train.jsonl: 6 of 12" in out
-    assert "     1 left out: gold fails (sql_error)\n        row 2, shop: SELECT nothing FROM item\n" in out
+    assert "     1 left out: gold fails (sql_error)\n        question 3, shop: SELECT nothing FROM item\n" in out
     assert out.endswith(
         "train: 5 usable questions on 1 databases\ntest: 7 usable questions on 1 databases\n"
         "val: 1 usable questions on 1 databases\ndatabases of train or val that are in test too: shop\n"

@@ -14,9 +14,10 @@ from config_table import rows
 from tiny_run import run_tiny
 
 from benchmarks.table import row, spreads
-from grpo.advantage import AdvantageInfo, compute_advantages, contract
+from grpo.advantage import AdvantageInfo, check_advantage, compute_advantages, contract, load_function
 from grpo.config import Config, SftConfig, load_config
 from grpo.watch import EXIT_CODES
+from sqlenv.reward import check_reward
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -42,7 +43,11 @@ def test_every_module_is_on_the_map(module):
 @pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.stem)
 def test_every_config_is_valid_in_its_long_and_its_short_form(config):
     assert load_config(config).run.name == config.stem
-    load_config(config, short=True)
+    if "short = [" in config.read_text(encoding="utf-8"):
+        assert load_config(config, short=True).run.name == f"{config.stem}-short"
+    else:
+        with pytest.raises(ValueError, match="the file has no `short"):
+            load_config(config, short=True)
 
 
 def test_the_readmes_table_is_the_one_that_the_results_make():
@@ -122,6 +127,17 @@ def test_the_readmes_sections_come_in_order():
     wanted += ["Your own data", "Real runs", "Settings", "Metrics", "Before a figure", "Departures", "References"]
     places = [README.index(f"\n## {name}") for name in wanted]
     assert places == sorted(places)
+
+
+def test_the_readmes_functions_pass_the_check_that_a_run_makes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("my_advantage.py", "my_reward.py"):
+        code = re.search(rf"```python\n(# {name}.*?)```", README, re.DOTALL)[1]
+        (tmp_path / name).write_text(code, encoding="utf-8")
+    for name in re.findall(r"(?m)^def (\w+)\(rewards, info\)", README):
+        check_advantage(f"my_advantage.py:{name}")
+    reward = load_function("my_reward.py:rows_and_brevity", "example, completion, result")
+    assert check_reward(reward, "mine") == ["rows", "short"]
 
 
 def test_the_readme_names_every_exit_code():

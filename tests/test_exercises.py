@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import exercises
+from tests import exercises, mutants
 from tests.exercises import ROOT, STEPS, Desk, main, text_of
 from tests.mutants import MUTANTS
 
@@ -86,12 +86,13 @@ def test_a_bug_is_planted_silently_and_told_when_it_goes(desk):
     assert tree(desk.root) == before
 
 
-def test_a_bug_that_the_learner_has_repaired_stays_repaired(desk):
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_every_bug_goes_as_it_came(desk, mutant, monkeypatch):
     before = tree(desk.root)
-    desk.bug(18, random.Random(1))
-    for file, text in before.items():
-        (desk.root / file).write_bytes(text)
-    desk.restore(18)
+    monkeypatch.setattr(mutants, "MUTANTS", [mutant])
+    desk.bug(mutant.step, random.Random())
+    assert tree(desk.root) != before
+    desk.restore(mutant.step)
     assert tree(desk.root) == before
 
 

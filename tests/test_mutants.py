@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
+from exercises import Desk
 from mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,6 +59,8 @@ def test_there_are_enough_mutants_and_none_is_there_twice():
 @pytest.mark.parametrize("name", BY_NAME)
 def test_a_mutant_fits_the_code_as_it_is_and_names_its_test(name):
     mutant = BY_NAME[name]
+    if Desk().originals(mutant.step):
+        pytest.skip("this step is being rewritten; python -m tests.exercises restore brings it back")
     source = (ROOT / mutant.file).read_text(encoding="utf-8")
     assert ast.dump(ast.parse(mutant.plant(source))) != ast.dump(ast.parse(source))
     file, test = mutant.killed_by.split("::")

@@ -101,7 +101,7 @@ def test_measure_on_hand_counted_answers():
     assert result["correct"] == [1, 0, 1, 0]
     text = describe(result | cost(3600.0, [1.0, 2.0, 3.0, 10.0], 20, 0.5, num_tokens=7))
     assert "by difficulty\n    easy               1.000  [0.342, 1.000] n 2\n    hard               0.000  [0.0" in text
-    assert "cost: 7 tokens decoded, 20 SQL executions, 3600.0 s, a question p50 2 s, p95 10 s, price 0.5000" in text
+    assert "cost: 7 tokens decoded, 20 SQL executions, 3600.0 s, latency p50 2 s, p95 10 s, price 0.5000" in text
     assert "over databases" not in text  # two databases say nothing about databases
 
 

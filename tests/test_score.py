@@ -110,7 +110,7 @@ def test_predictions_are_not_overwritten_by_their_verdicts(tmp_path, capsys):
     pairs.write_text("{}", encoding="utf-8")
     for arguments in ([str(pairs), "--out", str(pairs)], [str(tmp_path / "no.jsonl"), "--out", str(tmp_path / "o")]):
         assert score.main([*arguments, "--databases", "."]) == 2
-        assert "expected a file, other than --out" in capsys.readouterr().err
+        assert ("none that is read" if arguments[0] == str(pairs) else "expected a file") in capsys.readouterr().err
     assert score.main([str(pairs), "--out", str(tmp_path / "o"), "--databases", str(tmp_path / "nowhere")]) == 2
     assert "expected a folder of" in capsys.readouterr().err
     assert pairs.read_text(encoding="utf-8") == "{}"

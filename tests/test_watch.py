@@ -51,7 +51,10 @@ def test_a_finding_has_a_reason_evidence_and_advice(rows, reason, words):
 
 def test_a_saturated_reward_is_named_part_by_part():
     finding = diagnose([flat("all_wrong", format=1.0, exact=0.0, executes=0.4)] * 3, WATCH)
-    assert finding.evidence.endswith("most of them all_wrong (parts that never vary: format 1.000, exact 0.000)")
+    assert finding.evidence.endswith("most of them all_wrong; parts that never vary: format 1.000, exact 0.000")
+    rows = [flat("all_wrong", correct=0.4, format=1.0)] * 3
+    finding = diagnose(rows, WATCH, {"correct": 0.0, "format": 1.0})
+    assert finding.evidence.endswith("; parts that never vary: format 1.000; parts that weigh nothing: correct")
 
 
 DEAD = ("reward.weights={correct=0.0, executes=0.0, format=0.0}", "watch.steps=2")  # every reward is 0
