@@ -144,13 +144,15 @@ def sample_verdicts(
 
 
 def vote_is_right(verdicts: list[Verdict]) -> bool:
-    """Whether the rows that most samples returned are the gold's."""
+    """Whether the rows that most samples returned are the gold's, by Spider's rule; False if none could be run."""
     winner = majority_vote([v.result for v in verdicts], [v.sql for v in verdicts])
     return winner is not None and verdicts[winner].match
 
 
 def ask(model: Qwen2, tokenizer: Tokenizer, question: str, database: Path, config: Config) -> str:
-    """One question about any SQLite file: the queries that were sampled, the vote over their rows, the rows."""
+    """One question about any SQLite file: a line for each sampled query, `{error or "7 rows":<24} {query}`; then the
+    winner of the vote, "5 of 8 queries returned these rows:", its rows; or "none of 8 queries could be run".
+    """
     example = Example(question, "", database.stem, database)
     sampling = {key: getattr(config.eval, key) for key in ("temperature", "top_p", "top_k")}
     sampling |= {"max_completion_length": config.grpo.max_completion_length}

@@ -65,7 +65,10 @@ def rloo(rewards: Tensor, info: AdvantageInfo | None = None) -> Tensor:
 
 
 def maxrl(rewards: Tensor, info: AdvantageInfo | None = None) -> Tensor:
-    """(r - m) / (m + eps): rare success, large step (2602.02710). Example: [1, 0, 0, 0] -> [3, -1, -1, -1] x .9996"""
+    """(r - m) / (m + eps): rare success, large step (2602.02710). Example: [1, 0, 0, 0] -> [3, -1, -1, -1] x .9996
+
+    Raises ValueError below 0, "expected rewards >= 0".
+    """
     if (rewards < 0).any():
         raise ValueError('advantage "maxrl" divides by the mean reward; expected rewards >= 0')
     return centered(rewards) / (rewards.mean(dim=1, keepdim=True) + EPS)

@@ -37,11 +37,13 @@ class TreeBatch:
 
 
 def build_tree(prefixes: list[list[int]], branches: list[list[list[int]]], device: torch.device) -> TreeBatch:
-    """Lay out Q prefixes (not empty) and, for each, its branches (none empty).
+    """Lay out Q prefixes and, for each, its branches; ValueError if one of them is empty.
 
     Example: prefixes [[1, 2]], branches [[[3], [4, 5]]] -> prefix_ids [[1]], input_ids [[2, 0], [2, 4]],
     target_ids [[3, 0], [4, 5]], positions [[1, 2], [1, 2]], mask [[1, 0], [1, 1]]
     """
+    if not all(prefixes) or not all(branch for group in branches for branch in group):
+        raise ValueError("an empty prefix or branch; expected prompts that share their first id, and completions")
     prefix_ids, prefix_lengths = pad([ids[:-1] for ids in prefixes], device)
     rows = [(q, branch) for q, group in enumerate(branches) for branch in group]
     target_ids, lengths = pad([branch for _, branch in rows], device)

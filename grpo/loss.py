@@ -46,18 +46,21 @@ def policy_loss(
     max_completion_length: int | None = None,
     normalizer: float | None = None,
 ) -> tuple[Tensor, dict[str, Pair]]:
-    """The loss of a micro-batch, and its statistics as detached (sum, count) pairs under TRL's metric names.
+    """The loss of a micro-batch, and its statistics as detached (sum, count) pairs under TRL's metric names: loss;
+    clip_ratio/{low,high,region}_mean, or cispo_clip_ratio (rho > cap and A > 0); kl (times rho if corrected);
+    sampling/sampling_logp_difference/mean (|old - sampler|), sampling/importance_sampling_ratio/mean (before the cap).
 
     logprobs: of the policy at the sampling temperature, nats, (B, S), with gradient; float32 inside.
     old_logprobs: (B, S), frozen before the updates; None: on-policy, rho = 1 and the gradient is -A grad log pi.
     advantages: (B,). mask: (B, S), true where a completion token counts.
-    delta: cap of rho where A < 0 (two-sided clipping, 2505.07291). epsilon_high: None = epsilon.
+    delta: cap of rho in the unclipped branch, which shows where A < 0 (2505.07291). epsilon_high: None = epsilon.
     beta, ref_logprobs (B, S), kl_estimator, use_bias_correction_kl (times rho): see `kl_estimate`.
     importance_sampling_level: "sequence": one rho a row, exp(mean over tokens of log rho) (GSPO, 2507.18071).
     sampling_logprobs: the sampler's, (B, S), logged against the old ones. importance_sampling_cap > 0: token losses are
         weighted by min(pi_old / pi_sampler, cap), without gradient (truncated importance sampling).
     normalizer: `loss_normalizer` of the whole step, which makes micro-batch losses add up; None: of this batch.
-    Raises ValueError for a wrong shape or choice, or for an argument that a choice needs.
+    Raises ValueError for a wrong shape or choice, or for an argument that a choice needs, such as "beta = 0.1 needs
+    ref_logprobs".
     Example: one row, A = 1, rho = (1.5, 0.5), epsilon 0.2 -> -(1.2 + 0.5) / 2 = -0.85; clip_ratio/region_mean (1, 2)
     """
     if loss_type not in ("grpo", "dapo", "bnpo", "dr_grpo", "cispo"):

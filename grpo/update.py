@@ -53,7 +53,9 @@ def update_policy(
     """One step of GRPO on Q x G rollouts: `num_iterations` optimizer steps, in place.
 
     advantages: (Q, G). vocab_size: as in sampling. reference: the frozen policy of the KL term; the model itself means
-    the model without its adapter. Returns {TRL metric name: (sum, count)} over all tokens and iterations.
+    the model without its adapter. Returns {TRL metric name: (sum, count)} over all tokens and iterations: the loss's
+    statistics, grad_norm (before clipping) and `gradient_norms`, one each an iteration, tokens/with_gradient_ratio
+    (tokens scored with an advantage, all tokens). The optimizer steps even without a signal, on zero gradients.
     """
     # (Q, G). A masked completion leaves the loss only: its reward is in the group's advantages already.
     counted = ~(rollouts.truncated & config.mask_truncated_completions)
@@ -102,7 +104,7 @@ def micro_batches(advantages: Tensor, config: GrpoConfig) -> list[list[int]]:
 
 
 def make_micro_batch(rollouts: Rollouts, advantages: Tensor, counted: Tensor, device: torch.device) -> MicroBatch:
-    """The tensors of some groups, one row a completion; advantages and counted are (Q, G)."""
+    """The tensors of selected groups, one row a completion; advantages and counted are theirs, (Q, G)."""
     tree = build_tree(rollouts.prompt_ids, rollouts.completion_ids, device)
     mask = tree.mask & counted.flatten().to(device)[:, None]
     logprobs = torch.tensor([p for group in rollouts.logprobs for row in group for p in row], device=device)

@@ -41,8 +41,9 @@ def visible_keys(
 ) -> Tensor | None:
     """The rule for whole rows as a mask over [prompt keys, own keys]: booleans (B, 1, T, P + T), True where visible.
 
-    Rows without a prompt may have a padding_mask (B, T), 1 at real tokens, padding on either side; rows with one say in
-    row_prompt (B,) which. None is plain causality; where no prompt is padded, a causal bias that flash kernels know.
+    Rows without a prompt may have a padding_mask (B, T), 1 at real tokens, padding on either side (a padding query sees
+    itself, or softmax would give NaN); rows with one say in row_prompt (B,) which. None is plain causality; where no
+    prompt is padded, a causal bias that flash kernels know.
     Example: T = 2, prompts of length 1 and 2, the row sees the first -> [[1, 0, 1, 0], [1, 0, 1, 1]]
     """
     if padding_mask is None and prompt is None:

@@ -38,7 +38,10 @@ class RowCache:
         self.length = 0  # tokens written so far, the same for every row
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write one token's (B, K, 1, E) keys and values; return all of the row so far, (B, K, S, E) each."""
+        """Write one token's (B, K, 1, E) keys and values; return all of the row so far, (B, K, S, E) each.
+
+        `length` is advanced by the caller, after all layers.
+        """
         keys, values = (store[:, :, : self.length + 1] for store in self.layers[layer])
         keys[:, :, -1:], values[:, :, -1:] = k, v
         return keys, values

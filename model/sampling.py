@@ -54,7 +54,8 @@ def generate(
     """Sample `num_generations` completions of each of Q prompts (temperature 0: greedy); any of `eos_ids` ends one.
 
     Ids from `vocab_size` on are never sampled; top_k and top_p cut the tail of the distribution, for evaluation. The
-    generator, a CPU one, is the only source of randomness: a seed fixes the samples.
+    generator, a CPU one, is the only source of randomness: torch.rand(B, max_completion_length, dtype=float64) is
+    drawn at once, and row b takes [b, t] at step t. ValueError for no prompt or an empty one ("prompts have lengths").
     """
     if not prompts or not all(prompts):
         raise ValueError(f"prompts have lengths {[*map(len, prompts)]}; expected at least one prompt, each with an id")
@@ -105,6 +106,7 @@ def _as_samples(sampled: Tensor, logprobs, entropies, ended: Tensor, num_generat
 def sampled_distribution(logits: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> Tensor:
     """Log-probabilities (B, V) of what is sampled from: log_softmax(logits / temperature), its tail cut if asked.
 
+    Temperature 0 leaves the logits as they are; the k-th largest keeps its ties.
     Example: logits (log 4, log 1), temperature 2 -> probabilities (2/3, 1/3), since sqrt(4) : sqrt(1) is 2 : 1
     """
     if temperature not in (0, 1):  # 0, greedy decoding, leaves them as they are

@@ -35,7 +35,7 @@ def compare_rows(gold_rows: list[tuple], pred_rows: list[tuple], *, ordered: boo
 
 
 def compare_rows_bird(gold_rows: list[tuple], pred_rows: list[tuple]) -> bool:
-    """BIRD's execution accuracy: equal sets of rows, columns in place. Example: [(1,), (1,)] and [(1,)] -> True."""
+    """BIRD's rule: equal sets of rows, columns in place, floats exact. Example: [(1,), (1,)] and [(1,)] -> True."""
     return set(gold_rows) == set(pred_rows)
 
 

@@ -55,8 +55,8 @@ def find(source: str, name: str) -> tuple[int, int, int]:
         node = next(n for n in nodes if getattr(n, "name", None) == part)
         nodes = getattr(node, "body", [])
     first = min([node.lineno, *(d.lineno for d in node.decorator_list)]) - 1
-    body = node.body[1:] if ast.get_docstring(node) else node.body
-    return first, (body[0].lineno - 1 if body else node.end_lineno), node.end_lineno
+    documented = ast.get_docstring(node) is not None
+    return first, (node.body[0].end_lineno if documented else node.body[0].lineno - 1), node.end_lineno
 
 
 def text_of(source: str, name: str) -> str:
@@ -76,7 +76,7 @@ def blanked(source: str, name: str, file: str, number: int) -> str:
     """The function without its body: it raises and says what to write."""
     first, body, _ = find(source, name)
     lines = source.splitlines(keepends=True)
-    indent = " " * (len(lines[body]) - len(lines[body].lstrip()))
+    indent = " " * (4 * name.count(".") + 4)
     test = f"tests/test_{number:02d}_{STEPS[number][0]}.py"
     words = f"step {number}: write {name} in {file}; its docstring and {test} say what it does"
     return "".join([*lines[first:body], f'{indent}raise NotImplementedError("{words}")\n'])

@@ -1,6 +1,6 @@
 """Step 3: attention of whole rows: grouped heads, causal, padding.
 
-Built here: model/attention.py `attend_rows`, and `visible_keys` for rows without a prompt.
+Built here: model/attention.py `attend_rows`, `visible_keys`; write their prompt half too: step 4 checks it.
 Equation: softmax(q k^T / sqrt(E)) v over the visible keys (arXiv:1706.03762, eq. 1); query head h reads key/value head
 h // (H / K) (arXiv:2305.13245). Visible: real tokens, up to and including the query's own.
 Run: pytest tests/test_03_attention.py

@@ -601,3 +601,25 @@ def test_only_the_standard_library_is_loaded():
     root = Path(__file__).resolve().parents[1]
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=root, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_changes_beside_a_linked_database_are_seen_and_a_finished_journal_is_not_one(tmp_path):
+    real, link = tmp_path / "real.sqlite", tmp_path / "link.sqlite"
+    with closing(sqlite3.connect(real)) as connection:
+        connection.executescript("CREATE TABLE t (a); INSERT INTO t VALUES (1);")
+    link.symlink_to(real)
+    assert run_sql(link, "SELECT a FROM t").rows == [(1,)]
+    side = tmp_path / "real.sqlite-journal"
+    side.write_bytes(bytes(600))  # journal_mode = PERSIST leaves it so
+    assert run_sql(link, "SELECT a FROM t").rows == [(1,)]
+    side.rename(tmp_path / "real.sqlite-wal").write_bytes(b"7\x7f\x06\x82" + bytes(60))
+    with pytest.raises(ValueError, match="its -wal or -journal holds changes"):
+        run_sql(link, "SELECT a FROM t")
+
+
+def test_a_long_query_with_a_cte_is_not_too_long_for_its_explanation(tmp_path):
+    path = tmp_path / "a.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("CREATE TABLE t (a); INSERT INTO t VALUES (1);")
+    sql = "WITH c AS (SELECT a FROM t) SELECT a FROM c -- "
+    assert run_sql(path, sql + "x" * (19_998 - len(sql))).tables == {"t"}

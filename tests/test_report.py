@@ -4,6 +4,7 @@ Run: pytest tests/test_report.py
 """
 
 import json
+import math
 import sqlite3
 from contextlib import closing
 
@@ -12,7 +13,7 @@ import pytest
 from sqlenv import score, score_sql
 from sqlenv.compare import is_selection
 from sqlenv.errors import error_class
-from sqlenv.metrics import accuracy_by, percentile, smallest_difference
+from sqlenv.metrics import accuracy_by, mcnemar_exact, percentile, smallest_difference
 from sqlenv.report import cost, describe, load_result, measure, paired
 from sqlenv.workers import in_order
 
@@ -195,6 +196,91 @@ def test_predictions_in_the_order_of_a_question_file(db, capsys, name, text):
     file.write_text(text.split("\n")[0] if name != "p.json" else "[]", encoding="utf-8")
     assert score.main([str(file), "--data", str(questions)]) == 2
     assert "expected one for each of the 2 questions" in capsys.readouterr().err
+
+
+def questions_and(db, name: str, text: str) -> list[str]:
+    """Ten questions of which the third cannot be used; the arguments that score a predictions file with that text."""
+    rows = [{"question": f"q{i}", "gold": f"SELECT a + {i} FROM t", "db": "shop.sqlite"} for i in range(10)]
+    rows[2]["gold"] = "SELECT nothing FROM t"
+    db.with_name("test.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    db.with_name(name).write_text(text, encoding="utf-8")
+    return [str(db.with_name(name)), "--data", str(db.with_name("test.jsonl"))]
+
+
+GOLDS = [f"SELECT a + {i} FROM t" for i in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "accuracy"),
+    [
+        ("p.txt", "\n".join(GOLDS), "1.000"),
+        ("p.txt", "\n".join(GOLDS[:2] + GOLDS[3:]) + "\n", "1.000"),  # only the usable ones
+        ("p.txt", "\r\n".join(GOLDS), "1.000"),
+        ("p.txt", "\n".join(["", *GOLDS[1:]]), "0.889"),  # an empty line is a failed query, not a missing one
+        ("p.jsonl", "\ufeff" + "\n\n".join(map(json.dumps, GOLDS)), "1.000"),
+        ("p.json", json.dumps({str(i): GOLDS[i] for i in (3, 1, 0, 2, 9, 8, 7, 6, 5, 4)}), "1.000"),
+    ],
+)
+def test_predictions_stay_with_their_questions(db, capsys, name, text, accuracy):
+    assert score.main(questions_and(db, name, text)) == 0
+    assert f"execution_accuracy   {accuracy}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("p.txt", "\n".join([*GOLDS, "SELECT 1"]), "11 predictions; expected one for each of the 9 questions"),
+        ("p.txt", "\n".join(GOLDS[:8]), "8 predictions"),
+        (
+            "p.json",
+            json.dumps({str(i): "SELECT 1" for i in range(1, 11)}),
+            "expected the numbers of the questions, from 0",
+        ),
+        (
+            "p.jsonl",
+            "\n".join(json.dumps({"pred": g, "question": "q0"}) for g in GOLDS),
+            "question = 'q0'; expected 'q1'",
+        ),
+        ("p.jsonl", "\n".join(json.dumps({"pred": g, "db_id": "other"}) for g in GOLDS), "expected 'shop'"),
+    ],
+)
+def test_predictions_of_other_questions_are_refused(db, capsys, name, text, words):
+    assert score.main(questions_and(db, name, text)) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_no_file_that_is_read_is_written_over(db, capsys):
+    arguments = questions_and(db, "p.txt", "\n".join(GOLDS))
+    verdicts, link = db.with_name("v.jsonl"), db.with_name("link.jsonl")
+    assert score.main([*arguments, "--out", str(verdicts)]) == 0
+    before = verdicts.read_bytes()
+    link.hardlink_to(verdicts)
+    for out in (verdicts, link, db, db.with_name("test.jsonl"), db.with_name("p.txt"), db.parent / "no" / "v.jsonl"):
+        assert score.main([*arguments, "--compare", str(verdicts), "--out", str(out)]) == 2
+        assert "--out" in capsys.readouterr().err
+    assert verdicts.read_bytes() == before
+
+
+def test_what_a_row_says_of_itself_does_not_count(db):
+    row = {"db": "shop.sqlite", "gold": GOLDS[0], "pred": ["SELECT 1", "SELECT 1", GOLDS[0]], "vote_match": True}
+    scored = score.score_row(row | {"error": "my note", "match": True}, db.parent)
+    assert (scored["match"], scored["vote"], "error" in scored, "vote_match" in scored) == (False, 0, False, False)
+
+
+def test_a_surrogate_in_a_name_is_shown_as_an_escape(db, capsys):
+    file = db.with_name("p.jsonl")
+    file.write_text(json.dumps({"db": "shop.sqlite", "db_id": "\ud800", "gold": GOLDS[0], "pred": GOLDS[0]}))
+    assert score.main([str(file)]) == 0
+    assert "\\ud800" in capsys.readouterr().out
+
+
+def test_the_paired_test_of_ten_thousand_questions_is_quick_and_right():
+    assert mcnemar_exact(480, 520) == pytest.approx(mcnemar_exact(520, 480))
+    # Just above and below the switch to logarithms the normal approximation with its correction agrees.
+    for b, c in ((470, 530), (480, 521), (2332, 2348), (5000, 5200)):
+        z = (abs(b - c) - 1) / math.sqrt(b + c)
+        assert mcnemar_exact(b, c) == pytest.approx(math.erfc(z / math.sqrt(2)), rel=2e-3)
+    assert smallest_difference(10_000, 5_000) == 140 / 10_000  # 1.96 x sqrt(5,000) = 138.6, and the parity of 5,000
 
 
 def test_two_files_are_compared_whatever_the_other_one_holds(db, capsys):
