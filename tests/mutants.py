@@ -117,11 +117,19 @@ MUTANTS = [
         "tests/test_04_tree.py::test_changing_one_prompt_changes_its_own_group_only",
     ),
     Mutant(
-        "decoding sees one padding key of the prompt",
+        "a completion sees one padding key of its prompt",
         4,
         "model/cache.py",
         ">= self.lengths[:, None, None, None]",
         "> self.lengths[:, None, None, None]",
+        "tests/test_04_tree.py::test_worked_mask",
+    ),
+    Mutant(
+        "decoding sees the padding of the prompt",
+        4,
+        "model/attention.py",
+        "if view.prompt.padding is not None:",
+        "if view.prompt.padding is not None and view.past is None:",
         "tests/test_04_tree.py::test_a_step_equals_whole_rows",
     ),
     Mutant(
