@@ -186,11 +186,11 @@ def headline(result: dict) -> dict:
     return figures | {key: result[key] for key in result if re.fullmatch(r"(mean|pass|vote)@\d+", key)}
 
 
-def verdict_in_words(before: dict, after: dict, flat: float | None = None) -> str:
+def verdict_in_words(before: dict, after: dict, flat: float | None = None, built_in: bool = True) -> str:
     """What training did to greedy accuracy, by an exact paired test on the same questions; never a claim inside noise.
 
     flat: share of the groups that carried no gradient, where there were groups. Near 1, a change is drift: the few
-    groups that differ by accident are all that moved the weights.
+    groups that differ by accident are all that moved the weights. built_in: the advantage; others may push flat groups.
     """
     points, p, words = paired(before, after)
     verdict = "taught nothing that this test set can show"
@@ -198,7 +198,8 @@ def verdict_in_words(before: dict, after: dict, flat: float | None = None) -> st
         verdict = "drifted, with hardly a group to learn from"
     elif p < 0.05:
         verdict = "taught" if points > 0 else "did harm"
-    why = f"; {flat:.1%} of the groups were flat (equal rewards) and carried no gradient" if flat is not None else ""
+    why = f"; {flat:.1%} of the groups were flat (equal rewards)" if flat is not None else ""
+    why += " and carried no gradient" if why and built_in else ""
     return f"{verdict}: {points:+.1f} points of execution accuracy ({words}){why}"
 
 

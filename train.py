@@ -350,7 +350,8 @@ def save(run: Run) -> None:
     base = run.config.model.path
     run.progress["saved_step"] = run.progress["step"]
     run.progress["seconds"] = time.perf_counter() - run.started
-    save_checkpoint(run.folder, run.model, run.tokenizer.folder, run.optimizer, run.progress, base)
+    text = to_toml(run.config)
+    save_checkpoint(run.folder, run.model, run.tokenizer.folder, run.optimizer, run.progress, base, text)
 
 
 # --- measuring and logging ---
@@ -458,7 +459,8 @@ def summarise(run: Run, halted: str = "") -> dict:
     flat = run.progress["flat_groups"] / max(run.progress["groups"], 1)
     verdict = f"halted at step {run.progress['step']}: {halted}" if halted else "no RL: SFT only"
     if "after" in results and not halted:
-        verdict = verdict_in_words(results["before"], results["after"], flat)
+        built_in = ":" not in run.config.grpo.advantage
+        verdict = verdict_in_words(results["before"], results["after"], flat, built_in)
     summary = {when: headline(result) for when, result in results.items()}
     summary |= {
         "dead_group_share": flat,
@@ -493,8 +495,9 @@ def dry_run(config: Config, folder: Path) -> None:
     parts = ", ".join(f"{name.removeprefix('time/')} {seconds:.1f}" for name, seconds in run.times.items())
     hours = run.times.total() * run.max_steps / 3600
     print(f"one step took {run.times.total():.1f} s ({parts}); {run.max_steps} steps would take {hours:.2f} h")
-    evaluations = 1 + run.max_steps // config.eval.eval_steps if config.eval.eval_steps else 2
-    answers = len(run.sets["val"]) * evaluations + 2 * len(run.sets["test"]) * (1 + config.eval.num_generations)
+    k, every = config.eval.num_generations, config.eval.eval_steps or run.max_steps
+    answers = len(run.sets["val"]) * (1 + k + math.ceil(run.max_steps / max(every, 1)))
+    answers += 2 * len(run.sets["test"]) * (1 + k)
     hours = run.times["time/rollout"] * answers / batch.rollouts.lengths.numel() / 3600
     print(f"evaluation would take {hours:.2f} h ({answers:,} completions); supervised stages: {len(stages)}, not timed")
     if over:
@@ -549,7 +552,8 @@ def main(arguments: list[str] | None = None) -> int:
                 dry_run(config, Path(temporary))
             return 0
         if options.resume:
-            saved = load_config(folder / "config.toml")
+            kept = sorted((folder / "checkpoints").glob("*/config.toml"), key=lambda file: file.stat().st_mtime)
+            saved = load_config(kept[-1] if kept else folder / "config.toml")  # the one that the weights come from
             config = replace(config, run=replace(config.run, name=saved.run.name))
             if (changes := differences(saved, config)) and not options.allow_changes:
                 raise ValueError(

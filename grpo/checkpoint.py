@@ -41,9 +41,18 @@ def save_policy(model: Qwen2, folder: Path, base_model: str = "") -> None:
 
 
 def save_checkpoint(
-    run_dir: Path, model: Qwen2, tokenizer_folder: Path, optimizer: Optimizer, progress: dict, base_model: str = ""
+    run_dir: Path,
+    model: Qwen2,
+    tokenizer_folder: Path,
+    optimizer: Optimizer,
+    progress: dict,
+    base_model: str = "",
+    config: str = "",
 ) -> None:
-    """Write checkpoints/<step>, point `last` at it; of the older ones progress["best_step"] stays."""
+    """Write checkpoints/<step>, point `last` at it; of the older ones progress["best_step"] stays.
+
+    config: the text of config.toml, kept with the weights that it made.
+    """
     root, step = run_dir / "checkpoints", progress["step"]
     temporary, final, aside = root / f"{step}.writing", root / str(step), root / f"{step}.old"
     shutil.rmtree(temporary, ignore_errors=True)
@@ -52,6 +61,7 @@ def save_checkpoint(
         for name in TOKENIZER_FILES:  # so that a checkpoint is a folder that can be used alone
             if (tokenizer_folder / name).is_file():
                 shutil.copy(tokenizer_folder / name, temporary / name)
+        write_text(temporary / "config.toml", config)
         save_state(temporary / "training_state.pt", progress=progress, optimizer=optimizer.state_dict())
     except (OSError, RuntimeError, SafetensorError) as error:  # a full disk is any of these
         shutil.rmtree(temporary, ignore_errors=True)

@@ -15,7 +15,7 @@ EXIT_CODES = {"flat_groups": 3, "zero_gradient": 4, "truncation": 5}  # of train
 KINDS = {
     "all_correct": "too easy by now: keep questions of middling pass rate ([filter]), or add harder ones",
     "all_failed": "too hard, or broken prompts: nothing executes; read samples.jsonl, supervise first ([[sft]])",
-    "all_wrong": "the reward cannot tell the completions apart",
+    "all_wrong": "right and wrong ones earn the same: the reward cannot tell the completions apart",
 }
 
 

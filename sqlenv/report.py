@@ -50,7 +50,7 @@ def measure(answers: list[dict]) -> dict:
             result |= with_interval(f"vote@{k}", [a.get("vote_match", a["match"]) for a in answers])
     result["outcomes"] = dict(Counter(a["outcome"] for a in answers).most_common())
     difficulties = [str(a.get("difficulty") or "") for a in answers]
-    result["by_difficulty"] = accuracy_by(difficulties, correct) if any(difficulties) else {}
+    result["by_difficulty"] = accuracy_by([d or "(none)" for d in difficulties], correct) if any(difficulties) else {}
     result["by_database"] = accuracy_by(groups, correct)
     asked = json.dumps([[a.get("db_id"), a.get("gold")] for a in answers])
     return result | {"questions": hashlib.sha256(asked.encode()).hexdigest()[:16], "correct": [*map(int, correct)]}

@@ -134,7 +134,7 @@ def same_file(a: Path, b: Path) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; a mistake in what the user gave is one line on stderr and exit code 2."""
+    """The command line; 1 if no row could be scored; a mistake in what the user gave is one line on stderr, and 2."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("predictions", type=Path, help="JSON lines; with --data also text or JSON")
     parser.add_argument("--databases", type=Path, help="folder of <db_id>/<db_id>.sqlite")
@@ -179,10 +179,10 @@ def main(arguments: list[str] | None = None) -> int:
             points, _, words = paired(other, result)
             print(f"against {options.compare}: {points:+.1f} points ({words})")
         print(f"SQLite {sqlite3.sqlite_version}")
+        return int(bool(rows) and all("error" in row for row in rows))  # 1: no row could be scored
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
 if __name__ == "__main__":

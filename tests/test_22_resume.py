@@ -107,6 +107,10 @@ def test_a_changed_config_is_refused_with_the_difference_unless_allowed(tmp_path
     assert train.main([*more, "--allow-changes"]) == 0
     assert last_checkpoint(run).name == "3"
     assert "max_steps = 3" in (run / "config.toml").read_text(encoding="utf-8")
+    edited = (run / "config.toml").read_text(encoding="utf-8").replace("beta = 0.0", "beta = 0.5")
+    (run / "config.toml").write_text(edited, encoding="utf-8")
+    assert train.main(["--resume", str(run)]) == 2  # an edit of the file is a change like any other
+    assert "changed config: grpo.beta: 0.0 -> 0.5" in capsys.readouterr().err
     config = tmp_path / "tiny.toml"  # the file as it was: max_steps 4
     assert train.main(["--resume", str(run), "--config", str(config)]) == 2
     assert "grpo.max_steps: 3 -> 4" in capsys.readouterr().err

@@ -234,7 +234,7 @@ def test_a_dry_run_checks_and_times_everything_and_leaves_nothing(tmp_path, caps
     assert re.search(
         r"one step took \d+\.\d s \(rollout .*, reward .*, update .*\); 4 steps would take 0\.\d\d h", printed
     )
-    assert "evaluation would take 0.00 h (40 completions)" in printed  # val 8 x 3, test 8 x 2, greedy
+    assert "evaluation would take 0.00 h (40 completions)" in printed  # val 8 x 3 (steps 0, 2, 4), test 8 x 2, greedy
     assert not (tmp_path / "runs").exists()
     assert train.main([*arguments, "--set", "data.max_prompt_length=30"]) == 2
     assert "the SFT stage has no examples" in capsys.readouterr().err
