@@ -25,7 +25,8 @@ Data `{data.source}`, prompts {data.prompt_style}. {stages} supervised stage(s),
 beta {g.beta}, learning rate {g.learning_rate} ({g.lr_scheduler_type}), reward weights {weights}.
 Made with {versions}. Equal rows on one database do not prove equal queries.
 
-To repeat it, from the root of the repository, with the `config.toml` beside this: `python train.py --config config.toml`
+To repeat it, from the root of the repository, with the `config.toml` beside this:
+`python train.py --config config.toml`
 """
 
 
