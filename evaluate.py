@@ -23,6 +23,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -45,6 +46,8 @@ from sqlenv.report import cost, describe, load_result, measure, paired
 from sqlenv.reward import Verdict, extract_sql, score_completions
 from sqlenv.voting import majority_vote
 
+GOLDS_BAR = partial(tqdm, desc="golds", disable=None, leave=False)  # one object: files are cached by their arguments
+
 
 def load_split(config: Config, split: str, stage: SftConfig | None = None) -> list[Example]:
     """The examples of "train", "val", "test", or of an SFT stage; synthetic databases are made once and kept.
@@ -61,7 +64,7 @@ def load_split(config: Config, split: str, stage: SftConfig | None = None) -> li
         name = "-".join(str(value) for value in made.values())
         examples = load_examples("synthetic", split, folder=Path(data.cache_dir) / f"synthetic-{name}", **made)
     else:
-        examples = load_examples(source, split, cache=Path(data.cache_dir))
+        examples = load_examples(source, split, cache=Path(data.cache_dir), progress=GOLDS_BAR)
     if stage and stage.share < 1:
         order = torch.randperm(len(examples), generator=derived_generator(seed, "sft share")).tolist()
         examples = [examples[i] for i in sorted(order[: round(stage.share * len(examples))])]

@@ -17,6 +17,7 @@ import argparse
 import hashlib
 import json
 import sys
+from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -42,12 +43,19 @@ FOLDERS = ("database", "databases", "train_databases", "dev_databases", "")  # o
 
 
 def load_examples(
-    source: str | Path, split: str, *, folder: Path | None = None, cache: Path | None = None, **synthetic
+    source: str | Path,
+    split: str,
+    *,
+    folder: Path | None = None,
+    cache: Path | None = None,
+    progress: Callable = iter,
+    **synthetic,
 ) -> list[Example]:
     """The usable examples of a split ("sft", "train", "val", "test") of "synthetic", a folder, or a question file.
 
     `folder` is where synthetic databases are made or found, `synthetic` the other arguments of make_split; `cache` is a
-    folder that keeps what running the golds has shown. Each file is read, checked and reported once per process.
+    folder that keeps what running the golds has shown; `progress` may wrap what is gone through, as tqdm does. A file
+    is read, checked and reported once per process.
     Raises ValueError for an unknown split, a source that lacks it, a malformed row, or no usable question.
     Example: load_examples("synthetic", "val", folder=Path("data"), num_databases=100, questions_per_database=4, seed=0)
     """
@@ -60,7 +68,7 @@ def load_examples(
     if role not in files:
         wanted = f"a folder with {' or '.join(FILES[role])} (your own: train.jsonl, test.jsonl, perhaps val.jsonl)"
         raise ValueError(f"{source} has no {split} questions; expected {wanted}; a single file is a test set")
-    examples = _usable(file_stamp(files[role]), role == "train", cache)
+    examples = _usable(file_stamp(files[role]), role == "train", cache, progress=progress)
     if role == "train" and "val" not in files:
         examples = [e for e in examples if _is_val(e) == (split == "val")]
     if not examples:
@@ -123,11 +131,13 @@ def _is_val(example: Example) -> bool:
 
 
 @lru_cache(maxsize=32)
-def _usable(stamp: tuple[str, int, int], training: bool, cache: Path | None, shown: int = 0) -> list[Example]:
+def _usable(
+    stamp: tuple[str, int, int], training: bool, cache: Path | None, shown: int = 0, progress: Callable = iter
+) -> list[Example]:
     """The usable questions of a file; prints how many have which defect, and `shown` examples of each."""
     file = Path(stamp[0])
     examples = read_questions(file)
-    findings = check(file, examples, cache)
+    findings = check(file, examples, cache, progress)
     fatal = ("database", "gold fails", *["gold without rows"] * training)
     out = {row for reason, rows in findings.items() if reason.startswith(fatal) for row in rows}
     print(f"{file.name}: {len(examples) - len(out)} of {len(examples)} questions kept")

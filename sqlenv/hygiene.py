@@ -12,6 +12,7 @@ import json
 import os
 import sqlite3
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -30,7 +31,7 @@ FAULTS = {  # of a database, by words of the error that run_sql raises for it
 MAX_HASHED = 64_000_000  # bytes; a larger database (BIRD has 33 GB) is known by its size, time stamp and first 64 KiB
 
 
-def check(file: Path, examples: list[Example], cache: Path | None) -> dict[str, list[int]]:
+def check(file: Path, examples: list[Example], cache: Path | None, progress: Callable = iter) -> dict[str, list[int]]:
     """The rows of a question file with each defect; with a cache folder, golds are run only if something changed.
 
     A database's fault is looked for every time: a lock is not in the bytes that are hashed.
@@ -38,7 +39,7 @@ def check(file: Path, examples: list[Example], cache: Path | None) -> dict[str, 
     """
     faults = {database: database_fault(database) for database in dict.fromkeys(e.database for e in examples)}
     if cache is None:
-        return _check_golds(examples, faults)
+        return _check_golds(examples, faults, progress)
     parts = [str(RULES), sqlite3.sqlite_version, _digest(file)]
     parts += [fault or _digest(database, MAX_HASHED) for database, fault in faults.items()]
     stored = Path(cache) / f"golds-{hashlib.sha256(' '.join(parts).encode()).hexdigest()}.json"
@@ -46,7 +47,7 @@ def check(file: Path, examples: list[Example], cache: Path | None) -> dict[str, 
         findings = json.loads(stored.read_bytes())
         if all(type(row) is int for rows in findings.values() for row in rows):
             return findings
-    findings = _check_golds(examples, faults)
+    findings = _check_golds(examples, faults, progress)
     stored.parent.mkdir(parents=True, exist_ok=True)
     temporary = stored.with_suffix(f".{os.getpid()}")  # moved into place when complete: runs may share the folder
     temporary.write_text(json.dumps(findings), encoding="utf-8")
@@ -62,9 +63,9 @@ def _digest(path: Path, limit: float = float("inf")) -> str:
         return f"{stat.st_size} {stat.st_mtime_ns} {hashlib.sha256(file.read(65_536)).hexdigest()}"
 
 
-def _check_golds(examples: list[Example], faults: dict[Path, str]) -> dict[str, list[int]]:
+def _check_golds(examples: list[Example], faults: dict[Path, str], progress: Callable) -> dict[str, list[int]]:
     findings, reasons, seen = defaultdict(list), {}, set()
-    for e in examples:
+    for e in progress(examples):
         gold = (e.database, e.gold)
         if gold not in reasons:  # Spider has most golds twice
             result = run_gold(*gold) if not faults[e.database] else None

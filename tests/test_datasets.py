@@ -407,7 +407,7 @@ def test_a_huge_database_is_known_by_its_size_its_time_stamp_and_its_start(tmp_p
 def test_spider_splits_never_share_a_database(shared, monkeypatch, capsys):
     """val is a tenth of the training databases. Golds are not run here: only the split is looked at."""
 
-    def only_missing(examples: list[Example], faults: dict[Path, str]) -> dict[str, list[int]]:
+    def only_missing(examples: list[Example], faults: dict[Path, str], _) -> dict[str, list[int]]:
         return {"database missing": [e.row for e in examples if faults[e.database]]}
 
     monkeypatch.setattr(hygiene, "_check_golds", only_missing)
