@@ -17,14 +17,11 @@ import hashlib
 import json
 import math
 import shutil
-import signal
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from operator import attrgetter
@@ -48,6 +45,7 @@ from grpo.card import model_card
 from grpo.checkpoint import derived_generator, last_checkpoint, load_training_state, save_checkpoint
 from grpo.config import Config, RewardConfig, differences, load_config, to_toml
 from grpo.difficulty import class_counts, gate, pass_rate_class, read_pass_rates, write_pass_rates
+from grpo.interrupts import interrupts_wait
 from grpo.memory import check_memory
 from grpo.policy import load_policy, make_policy, train_stages
 from grpo.report import write_report
@@ -502,24 +500,6 @@ def dry_run(config: Config, folder: Path) -> None:
     print(f"evaluation would take {hours:.2f} h ({answers:,} completions); supervised stages: {len(stages)}, not timed")
     if over:
         raise ValueError(f"{over} prompts exceed data.max_prompt_length = {limit}; raise it before the run")
-
-
-@contextmanager
-def interrupts_wait() -> Iterator[threading.Event]:
-    """Inside, the first Ctrl-C only sets the event, so that a step ends and is saved; the second acts at once."""
-    asked = threading.Event()
-
-    def on_interrupt(*_) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-        print("stopping when this step is saved; again: at once", file=sys.stderr, flush=True)
-
-    previous = signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 def new_folder(output_dir: str, name: str) -> Path:
