@@ -4,10 +4,15 @@ Run: pytest tests/test_docs.py
 """
 
 import ast
+import contextlib
+import itertools
 import json
 import re
+import shlex
+import sqlite3
 from pathlib import Path
 
+import exercises
 import pytest
 import torch
 from config_table import rows
@@ -17,6 +22,7 @@ from benchmarks.table import row, spreads
 from grpo.advantage import AdvantageInfo, check_advantage, compute_advantages, contract, load_function
 from grpo.config import Config, SftConfig, load_config
 from grpo.watch import EXIT_CODES
+from sqlenv import score
 from sqlenv.reward import check_reward
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -138,6 +144,41 @@ def test_the_readmes_functions_pass_the_check_that_a_run_makes(tmp_path, monkeyp
         check_advantage(f"my_advantage.py:{name}")
     reward = load_function("my_reward.py:rows_and_brevity", "example, completion, result")
     assert check_reward(reward, "mine") == ["rows", "short"]
+
+
+BLOCKS = [block for block in README.split("```")[1::2] if not block.startswith("python")]
+COMMANDS = re.findall(r"(?m)^ *(?:pip .*?&& )?python (.+)$", "\n".join(BLOCKS))
+
+
+def source_of(words: list[str]) -> Path:
+    """The file that a documented command runs."""
+    return ROOT / (words[1].replace(".", "/") + ".py" if words[0] == "-m" else words[0])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_documented_command_has_its_file_its_options_and_its_settings(command):
+    words = shlex.split(re.split(r" {3,}(?!-)", command)[0])  # without the words of explanation behind it
+    source = source_of(words).read_text(encoding="utf-8")
+    for word in words:
+        assert not word.startswith("--") or f'"{word}"' in source, word
+        assert not word.endswith(".toml") or load_config(ROOT / word)
+    for setting in (after for word, after in itertools.pairwise(words) if word == "--set"):
+        section, key = setting.partition("=")[0].split(".")
+        assert key in vars(getattr(Config(), section)), setting
+
+
+def test_documented_commands_that_need_nothing_run(tmp_path, monkeypatch, capsys):
+    assert len(COMMANDS) > 15
+    monkeypatch.chdir(tmp_path)
+    with contextlib.closing(sqlite3.connect("shop.sqlite")) as connection:
+        connection.executescript("CREATE TABLE t (id INTEGER); INSERT INTO t VALUES (1), (2);")
+    (example,) = re.findall(r"(?m)^echo '(.+)' > mine.jsonl$", README)
+    Path("mine.jsonl").write_text(example, encoding="utf-8")
+    (arguments,) = re.findall(r"(?m)^python -m sqlenv.score (mine.+)$", README)
+    assert score.main(shlex.split(arguments)) == 0
+    assert "execution_accuracy   1.000" in capsys.readouterr().out
+    assert exercises.main(["list"]) == 0
+    assert "16  batch" in capsys.readouterr().out
 
 
 def test_the_readme_names_every_exit_code():
