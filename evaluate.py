@@ -91,6 +91,17 @@ def encode_prompt(tokenizer: Tokenizer, example: Example, data: DataConfig) -> l
     return tokenizer.encode(tokenizer.render_chat(prompt_messages(example, data), add_generation_prompt=True))
 
 
+def encode_questions(tokenizer: Tokenizer, examples: list[Example], config: Config, name: str) -> list[list[int]]:
+    """The prompts that an evaluation asks; ValueError if one is longer than data.max_prompt_length: none is cut."""
+    data = replace(config.data, schema=config.eval.schema)
+    prompts = [encode_prompt(tokenizer, example, data) for example in examples]
+    longest, limit = max(map(len, prompts)), data.max_prompt_length
+    if longest > limit:
+        count = sum(len(prompt) > limit for prompt in prompts)
+        raise ValueError(f"{count} of {len(prompts)} {name} prompts exceed data.max_prompt_length = {limit}: {longest}")
+    return prompts
+
+
 def evaluate_policy(
     model: Qwen2, tokenizer: Tokenizer, examples: list[Example], config: Config, *, num_generations: int, name: str = ""
 ) -> dict:
@@ -101,12 +112,7 @@ def evaluate_policy(
     Raises ValueError if a prompt is longer than data.max_prompt_length: a question left out would change the figure.
     """
     started, k = time.perf_counter(), num_generations
-    data = replace(config.data, schema=config.eval.schema)
-    prompts = [encode_prompt(tokenizer, example, data) for example in examples]
-    longest, limit = max(map(len, prompts)), config.data.max_prompt_length
-    if longest > limit:
-        count = sum(len(prompt) > limit for prompt in prompts)
-        raise ValueError(f"{count} of {len(prompts)} {name} prompts exceed data.max_prompt_length = {limit}: {longest}")
+    prompts = encode_questions(tokenizer, examples, config, name)
     settings = {"max_completion_length": config.grpo.max_completion_length, "batch_size": config.eval.batch_size}
     settings["workers"] = config.reward.num_workers
     greedy, num_tokens, latencies = sample_verdicts(
@@ -128,7 +134,7 @@ def evaluate_policy(
     work = {"num_tokens": num_tokens, "parameter_passes": num_tokens * size}
     seconds, price = time.perf_counter() - started, config.eval.hourly_price
     result = measure(answers) | cost(seconds, latencies, (1 + k) * len(examples), price, **work)
-    return result | {"versions": versions()} | ({"note": LEAKS} if data.schema == "gold" else {})
+    return result | {"versions": versions()} | ({"note": LEAKS} if config.eval.schema == "gold" else {})
 
 
 def sample_verdicts(

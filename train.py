@@ -33,6 +33,7 @@ from tqdm import tqdm
 
 from evaluate import (
     encode_prompt,
+    encode_questions,
     evaluate_policy,
     headline,
     load_split,
@@ -47,7 +48,7 @@ from grpo.config import Config, RewardConfig, differences, load_config, to_toml
 from grpo.difficulty import class_counts, gate, pass_rate_class, read_pass_rates, write_pass_rates
 from grpo.interrupts import interrupts_wait
 from grpo.memory import check_memory
-from grpo.policy import load_policy, make_policy, train_stages
+from grpo.policy import adapter_starts_at_zero, load_policy, make_policy, train_stages
 from grpo.report import write_report
 from grpo.rollout import Batch, Rewards, Rollouts, is_mixed, join, question_order, rollout
 from grpo.sft import Pair
@@ -153,8 +154,7 @@ def prepare(config: Config, folder: Path, resume: bool) -> Run:
     model = load_policy(config.model, checkpoint) if checkpoint else start
     reference = None
     if config.grpo.beta:
-        fresh_adapter = config.model.lora_r and not config.sft and not config.model.adapter
-        reference = model if fresh_adapter else load_start().requires_grad_(False)
+        reference = model if adapter_starts_at_zero(config) else load_start().requires_grad_(False)
     if config.grpo.max_steps:
         print(f"memory: {check_memory(model, config, max(len(prompt) for _, prompt in questions))}", flush=True)
     optimizer = make_optimizer(model.parameters(), config.grpo)
@@ -481,12 +481,10 @@ def dry_run(config: Config, folder: Path) -> None:
     """
     stages = tuple(replace(stage, max_steps=min(stage.max_steps, 1)) for stage in config.sft)
     run = prepare(replace(config, sft=stages, filter=replace(config.filter, num_generations=0)), folder, False)
-    data, limit = replace(config.data, schema=config.eval.schema), config.data.max_prompt_length
-    for split in ("val", "test"):
-        lengths = [len(encode_prompt(run.tokenizer, example, data)) for example in run.sets[split]]
-        over = sum(length > limit for length in lengths)
-        print(f"{split}: {len(lengths)} questions, prompts of up to {max(lengths)} tokens, {over} of them over {limit}")
-    print(f"train: {len(run.questions)} questions, prompts of up to {max(len(ids) for _, ids in run.questions)} tokens")
+    asked = {split: encode_questions(run.tokenizer, run.sets[split], config, split) for split in ("val", "test")}
+    asked["train"] = [ids for _, ids in run.questions]
+    for split, prompts in asked.items():
+        print(f"{split}: {len(prompts)} questions, prompts of up to {max(map(len, prompts))} tokens")
     examples, prompts = next_questions(run, config.grpo.questions_per_step)
     batch = earn(run, examples, *sample(run, prompts))
     update_step(run, batch.rollouts, advantages_of(run, batch))
@@ -498,8 +496,6 @@ def dry_run(config: Config, folder: Path) -> None:
     answers += 2 * len(run.sets["test"]) * (1 + k)
     hours = run.times["time/rollout"] * answers / batch.rollouts.lengths.numel() / 3600
     print(f"evaluation would take {hours:.2f} h ({answers:,} completions); supervised stages: {len(stages)}, not timed")
-    if over:
-        raise ValueError(f"{over} prompts exceed data.max_prompt_length = {limit}; raise it before the run")
 
 
 def new_folder(output_dir: str, name: str) -> Path:

@@ -15,6 +15,7 @@ import torch
 
 from grpo.batch import MAX_LOGITS
 from grpo.config import Config
+from grpo.policy import adapter_starts_at_zero
 from model.config import Qwen2Config
 from model.qwen2 import Qwen2
 
@@ -32,8 +33,7 @@ def estimate_memory(model: Qwen2, config: Config, prompt_length: int) -> dict[st
     rows = g.questions_per_step * g.num_generations
     key_value = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * size  # of one token
     parts = {"weights": float(weights), "training": 12.0 * trained}
-    # A reference is a copy, unless it is the model without a fresh adapter.
-    parts["reference"] = float(weights) if g.beta and (not config.model.lora_r or config.sft) else 0.0
+    parts["reference"] = float(weights) if g.beta and not adapter_starts_at_zero(config) else 0.0
     tokens = g.questions_per_step * prompt_length + rows * g.max_completion_length
     prefill = g.questions_per_step * prompt_length * per_layer(c) * size
     parts["sampling"] = tokens * key_value + prefill + 10.0 * 4 * rows * c.vocab_size

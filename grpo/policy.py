@@ -51,6 +51,11 @@ def make_policy(config: ModelConfig, seed: int = 0) -> Qwen2:
     return model
 
 
+def adapter_starts_at_zero(config: Config) -> bool:
+    """Whether RL starts with a fresh adapter: the reference policy is then the model with the adapter off, no copy."""
+    return bool(config.model.lora_r and not config.sft and not config.model.adapter)
+
+
 def load_policy(config: ModelConfig, folder: str | Path) -> Qwen2:
     """A policy that was saved: a PEFT adapter on the section's base model, or a whole model."""
     if (Path(folder) / "adapter_config.json").is_file():

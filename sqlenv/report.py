@@ -1,7 +1,7 @@
 """From verdicts to figures: accuracies with intervals, tables, the paired test between two runs, and what it cost.
 
 One answer is one dict: db_id, difficulty, question, gold, match (Spider's rule), match_bird, outcome (errors.py); and
-where several samples were drawn, `hits` (is each right?) and `vote` (is the majority's answer right?).
+where several samples were drawn, `hits` (is each right?) and, unless it is `match`, `vote_match` (is the vote right?).
 """
 
 import hashlib

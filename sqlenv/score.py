@@ -120,7 +120,7 @@ def join(predictions: list, source: str, split: str) -> list[dict]:
 
 
 def score_file(path: Path, options: argparse.Namespace) -> list[dict]:
-    """The verdicts on a file of predictions, in order; rows that hold a verdict already are not scored again."""
+    """The verdicts on a file of predictions, in order."""
     rows = read_predictions(path)
     if options.data:
         rows = join(rows, options.data, options.split)

@@ -1032,9 +1032,9 @@ MUTANTS = [
     Mutant(
         "the reference is the base model, without what SFT taught the adapter",
         23,
-        "train.py",
-        "fresh_adapter = config.model.lora_r and not config.sft and not config.model.adapter",
-        "fresh_adapter = config.model.lora_r",
+        "grpo/policy.py",
+        "bool(config.model.lora_r and not config.sft and not config.model.adapter)",
+        "bool(config.model.lora_r)",
         "tests/test_23_end_to_end.py::test_the_reference_is_the_policy_at_the_start_of_rl",
     ),
     Mutant(

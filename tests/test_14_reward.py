@@ -8,8 +8,6 @@ Command: pytest tests/test_14_reward.py
 Needed by: step 15, the rollout; step 23, the whole loop.
 """
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,18 +20,6 @@ from sqlenv.reward import check_reward, extract_sql, score_completion, sql_rewar
 GOLD = "SELECT age FROM head WHERE age > 56"
 EMPTY_GOLD = "SELECT age FROM head WHERE age > 99"
 BAD_GOLD = "SELECT nothing FROM head"
-
-
-@pytest.fixture(scope="module")
-def databases(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("databases")
-    (folder / "heads").mkdir()
-    with closing(sqlite3.connect(folder / "heads" / "heads.sqlite")) as connection:
-        connection.executescript(
-            "CREATE TABLE head(name TEXT, age INTEGER);"
-            "INSERT INTO head VALUES ('ann', 67), ('bob', 67), ('cy', 52), ('dee', NULL);"
-        )
-    return folder
 
 
 @pytest.fixture(scope="module")

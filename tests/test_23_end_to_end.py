@@ -224,7 +224,7 @@ def test_evaluate_reads_a_checkpoint_and_repeats_the_runs_own_figures(tmp_path, 
     assert "execution_accuracy" in capsys.readouterr().out
 
 
-def test_a_dry_run_checks_and_times_everything_and_leaves_nothing(tmp_path, capsys):
+def test_a_dry_run_checks_and_times_everything_and_leaves_nothing(tmp_path, monkeypatch, capsys):
     arguments = ["--config", str(tmp_path / "tiny.toml"), "--dry-run", "--set", f"data.cache_dir={tmp_path / 'cache'}"]
     (tmp_path / "tiny.toml").write_text(CONFIG, encoding="utf-8")
     assert train.main([*arguments, "--set", f"run.output_dir={tmp_path / 'runs'}"]) == 0
@@ -236,6 +236,14 @@ def test_a_dry_run_checks_and_times_everything_and_leaves_nothing(tmp_path, caps
     )
     assert "evaluation would take 0.00 h (40 completions)" in printed  # val 8 x 3 (steps 0, 2, 4), test 8 x 2, greedy
     assert not (tmp_path / "runs").exists()
+    original = train.encode_questions
+
+    def val_is_long(*rest):
+        return original(*rest[:-2], replace(rest[-2], data=replace(rest[-2].data, max_prompt_length=30)), rest[-1])
+
+    monkeypatch.setattr(train, "encode_questions", val_is_long)
+    assert train.main(arguments) == 2
+    assert "8 of 8 val prompts exceed data.max_prompt_length = 30" in capsys.readouterr().err
     assert train.main([*arguments, "--set", "data.max_prompt_length=30"]) == 2
     assert "the SFT stage has no examples" in capsys.readouterr().err
 

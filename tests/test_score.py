@@ -5,27 +5,11 @@ Run: pytest tests/test_score.py
 
 import json
 import sqlite3
-from contextlib import closing
-from pathlib import Path
-
-import pytest
 
 from sqlenv import score, score_sql
 
 GOLD = "SELECT age FROM head WHERE age > 56"
 BAD_GOLD = "SELECT nothing FROM head"
-
-
-@pytest.fixture(scope="module")
-def databases(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("databases")
-    (folder / "heads").mkdir()
-    with closing(sqlite3.connect(folder / "heads" / "heads.sqlite")) as connection:
-        connection.executescript(
-            "CREATE TABLE head(name TEXT, age INTEGER);"
-            "INSERT INTO head VALUES ('ann', 67), ('bob', 67), ('cy', 52), ('dee', NULL);"
-        )
-    return folder
 
 
 def test_it_is_the_scorer_that_training_pays_by():
