@@ -101,7 +101,7 @@ class FilterConfig:
 
     num_generations: int = 0  # K, completions sampled per question; 0 = no filter
     low: Share = 0.2  # a question is kept if its pass rate is above low
-    high: Share = 0.8  # and below high
+    high: Positive = 0.8  # and below high; above 1, those that it always answers are kept too
     file: str = ""  # pass_rates.json of an earlier run with the same questions; "" = measure
 
 

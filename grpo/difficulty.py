@@ -5,6 +5,8 @@ are sampled from the starting policy, and with p = successes / K the questions f
 
     none  p = 0      low  0 < p <= low      kept  low < p < high      high  high <= p < 1      all  p = 1
 
+With high above 1 the questions that are always answered are kept, too: what not to do, and configs/mastered.toml does.
+
 Measured once: the successes go to a file that a later run of the same questions can read instead of sampling.
 """
 
@@ -19,10 +21,12 @@ CLASSES = ("none", "low", "kept", "high", "all")
 
 def pass_rate_class(successes: int, k: int, low: float, high: float) -> str:
     """The class of a question. Example: of 8, low 0.2, high 0.8: 0 none, 1 low, 2 to 6 kept, 7 high, 8 all"""
+    rate = successes / k
+    if low < rate < high:
+        return "kept"
     if successes in (0, k):
         return "all" if successes else "none"
-    rate = successes / k
-    return "low" if rate <= low else "high" if rate >= high else "kept"
+    return "low" if rate <= low else "high"
 
 
 def class_counts(successes: list[int], k: int, low: float, high: float) -> dict[str, int]:

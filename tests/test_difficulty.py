@@ -16,6 +16,7 @@ from grpo.rollout import Batch, Rewards, Rollouts, is_mixed, join
 
 def test_the_five_classes_by_hand_and_at_their_borders():
     assert [pass_rate_class(s, 8, 0.2, 0.8) for s in range(9)] == ["none", "low", *["kept"] * 5, "high", "all"]
+    assert [pass_rate_class(s, 8, 0.8, 1.1) for s in (0, 6, 7, 8)] == ["none", "low", "kept", "kept"]
     # A rate that equals a border is outside: 0 < p <= lo is low, hi <= p < 1 is high.
     assert [pass_rate_class(s, 5, 0.2, 0.8) for s in range(6)] == ["none", "low", "kept", "kept", "high", "all"]
     assert [pass_rate_class(s, 4, 0.0, 1.0) for s in range(5)] == ["none", "kept", "kept", "kept", "all"]
