@@ -4,7 +4,7 @@
     python benchmarks/gpu.py --device cpu --tiny     # the same path in seconds, where there is no card
 
 parity  float32, small random model with a random adapter: log-probabilities of a tree on both devices (largest
-        difference), and greedy completions (how many are equal)
+        difference), and greedy completions (how many are equal; and with the sampling step as a CUDA graph)
 step    the shapes of Qwen2.5-0.5B and 1.5B with random weights built on the device, bfloat16, LoRA R = 32 on every
         linear layer in float32, Q = 8, G = 8, P = 512, C = 64: sampling and update seconds (median of three steps after
         one), completion tokens a second, peak of torch.cuda.max_memory_allocated, the model included
@@ -54,11 +54,14 @@ def parity(shape: Shape, device: str) -> dict:
         model.to(where)
         with torch.no_grad():
             logprobs.append(score(model, build_tree(prompts, branches, torch.device(where))).cpu())
-        samples = generate(model, prompts, 1, max_completion_length=shape.C, eos_ids=[], temperature=0.0)
-        greedy.append([group[0] for group in samples.ids])
+        for model.cuda_graphs in (False, True):
+            samples = generate(model, prompts, 1, max_completion_length=shape.C, eos_ids=[], temperature=0.0)
+            greedy.append([group[0] for group in samples.ids])
+    cpu, _, eager, graphs = greedy
     return {
         "logprobs_max_difference": float((logprobs[0] - logprobs[1]).abs().max()),
-        "greedy_equal": sum(a == b for a, b in zip(*greedy, strict=True)),
+        "greedy_equal": sum(a == b for a, b in zip(cpu, eager, strict=True)),
+        "greedy_equal_with_graphs": sum(a == b for a, b in zip(eager, graphs, strict=True)),
         "greedy_of": len(prompts),
     }
 
@@ -80,9 +83,10 @@ def measure(shape: Shape, run: Callable[[], list[dict]]) -> dict:
     return result
 
 
-def steps_of_ours(shape: Shape, steps: int) -> list[dict]:
+def steps_of_ours(shape: Shape, steps: int, graphs: bool) -> list[dict]:
     """Our steps."""
     ours = Ours(shape)
+    ours.model.cuda_graphs = graphs
     return [ours.step() for _ in range(steps)]
 
 
@@ -111,7 +115,8 @@ def main() -> None:
     print(json.dumps(result), flush=True)
     for name, full in SHAPES.items():
         shape = dataclasses.replace(full, device=options.device, **(SMALL if options.tiny else {}))
-        runs = {"ours": lambda s=shape: steps_of_ours(s, options.rounds + 1)}
+        runs = {"ours": lambda s=shape: steps_of_ours(s, options.rounds + 1, graphs=False)}
+        runs["ours, CUDA graphs"] = lambda s=shape: steps_of_ours(s, options.rounds + 1, graphs=True)
         if found == packages and not options.no_trl:
             runs["TRL"] = lambda s=shape: run_peer(s, options.rounds + 1)
         result[name] = {"shape": dataclasses.asdict(shape)}

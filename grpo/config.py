@@ -40,6 +40,7 @@ class ModelConfig:
     lora_alpha: Positive = 32.0  # the update is scaled by lora_alpha / lora_r
     lora_target_modules: tuple[Layer, ...] = get_args(Layer)  # names of the linear layers that get an adapter
     gradient_checkpointing: bool = False  # recompute layers in the backward pass: less memory, more time
+    cuda_graphs: bool = False  # replay the sampling step as a CUDA graph; not yet run on a card
     # The rest is read with init = "random" only (names of Qwen2Config; the defaults are the embedded tiny model).
     vocab_size: Count = 512  # rows of the embedding; the tokenizer is trained to this size
     hidden_size: Count = 128  # D

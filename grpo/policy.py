@@ -47,7 +47,7 @@ def make_policy(config: ModelConfig, seed: int = 0) -> Qwen2:
         load_adapter(model, config.adapter)
     elif config.lora_r:
         add_lora(model, config.lora_r, config.lora_alpha, config.lora_target_modules, generator=generator)
-    model.gradient_checkpointing = config.gradient_checkpointing
+    model.gradient_checkpointing, model.cuda_graphs = config.gradient_checkpointing, config.cuda_graphs
     return model
 
 
@@ -69,7 +69,8 @@ def train_stages(config: Config, pairs: list[list[list[Pair]]], log: Path) -> Pa
     pairs: for each stage and database, (prompt ids, completion ids). log: JSON lines, one every LOG_EVERY steps, when
     also the state is kept beside the folder: a run that is killed goes on from there, on a CPU bit for bit.
     """
-    settings = asdict(config.model) | {"device": None, "gradient_checkpointing": None, "path": None, "adapter": None}
+    no_matter = ("device", "gradient_checkpointing", "cuda_graphs", "path", "adapter")  # but the last two's files do
+    settings = {name: value for name, value in asdict(config.model).items() if name not in no_matter}
     digest = hashlib.sha256(json.dumps([settings, [asdict(s) for s in config.sft], config.run.seed, pairs]).encode())
     for source in filter(None, (config.model.path, config.model.adapter)):  # sizes and lora_alpha stand in *config.json
         for file in sorted([*Path(source).glob("*.safetensors"), *Path(source).glob("*config.json")]):

@@ -88,7 +88,10 @@ def attend_step(q: Tensor, k: Tensor, v: Tensor, view: View, layer: int) -> Tens
     on_prompt = fold(q) @ prompt_k.transpose(-1, -2)
     if view.prompt.padding is not None:
         on_prompt = on_prompt.masked_fill(view.prompt.padding, float("-inf"))
-    scores = torch.cat([unfold(on_prompt), q @ k.transpose(-1, -2)], dim=-1)  # (B, K, H/K, P + S)
+    on_row = q @ k.transpose(-1, -2)
+    if view.past.unwritten is not None:
+        on_row = on_row.masked_fill(view.past.unwritten, float("-inf"))
+    scores = torch.cat([unfold(on_prompt), on_row], dim=-1)  # (B, K, H/K, P + S)
     weights = scores.float().softmax(dim=-1).to(v.dtype)
     out = unfold(fold(weights[..., :width]) @ prompt_v) + weights[..., width:] @ v
     return out.reshape(rows, heads, 1, dim)

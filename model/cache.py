@@ -31,20 +31,40 @@ class PromptCache:
 
 
 class RowCache:
-    """The sampled tokens' keys and values, preallocated as `shape` (B, K, capacity, E); never differentiable."""
+    """The sampled tokens' keys and values, preallocated as `shape` (B, K, capacity, E); never differentiable.
 
-    def __init__(self, num_layers: int, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device):
-        self.layers = [torch.empty((2, *shape), dtype=dtype, device=device).unbind() for _ in range(num_layers)]
+    A fixed one always shows its whole capacity, and counts on the device: what a CUDA graph needs (graphs.py).
+    """
+
+    def __init__(self, num_layers: int, shape: tuple[int, int, int, int], dtype: torch.dtype, device, fixed=False):
+        new = torch.zeros if fixed else torch.empty  # a masked slot has weight zero, and zero times NaN is NaN
+        self.layers = [new((2, *shape), dtype=dtype, device=device).unbind() for _ in range(num_layers)]
         self.length = 0  # tokens written so far, the same for every row
+        self.at = torch.zeros(1, dtype=torch.long, device=device) if fixed else None  # the same, on the device
+        self.slots = torch.arange(shape[2], device=device)
+
+    @property
+    def unwritten(self) -> Tensor | None:
+        """(S,) True at the slots after the newest token; None where `append` does not show them."""
+        return None if self.at is None else self.slots > self.at
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write one token's (B, K, 1, E) keys and values; return all of the row so far, (B, K, S, E) each.
 
-        `length` is advanced by the caller, after all layers.
+        The caller calls `advance` after all layers.
         """
+        if self.at is not None:
+            keys, values = self.layers[layer]
+            return keys.index_copy_(2, self.at, k), values.index_copy_(2, self.at, v)
         keys, values = (store[:, :, : self.length + 1] for store in self.layers[layer])
         keys[:, :, -1:], values[:, :, -1:] = k, v
         return keys, values
+
+    def advance(self) -> None:
+        """The next token goes one slot further."""
+        self.length += 1
+        if self.at is not None:
+            self.at += 1
 
     def keep(self, rows: Tensor) -> None:
         """Drop every row that is not in the index `rows`."""

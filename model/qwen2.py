@@ -29,6 +29,7 @@ class Qwen2(nn.Module):
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.gradient_checkpointing = False  # recompute each layer in the backward pass: less memory, a third slower
+        self.cuda_graphs = False  # sample with a fixed cache and, on CUDA, a recorded step (graphs.py)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Logits of plain rows: ids (B, T), mask (B, T) of 0/1 with padding on either side -> (B, T, V)."""
@@ -55,7 +56,7 @@ class Qwen2(nn.Module):
     def step(self, input_ids: Tensor, positions: Tensor, prompt: PromptCache, past: RowCache) -> Tensor:
         """Hidden states (B, 1, D) of one new token a row, B = Q * G question-major; `past` grows by the token."""
         hidden = self._run(input_ids, positions, View(prompt=prompt, past=past))
-        past.length += 1
+        past.advance()
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

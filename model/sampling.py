@@ -8,12 +8,14 @@ are those of the distribution that was sampled from, in float32, over the ids th
 checkpoints have more embedding rows than tokens; a phantom id must never appear).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from model.cache import RowCache
+from model.cache import PromptCache, RowCache
+from model.graphs import record_step
 from model.qwen2 import Qwen2
 
 CHECK_EVERY = 8  # steps between looks at which groups are finished: on a GPU each look waits for the device
@@ -64,7 +66,9 @@ def generate(
     prompt = model.prefill(*pad([ids[:-1] for ids in prompts], device))
     token = torch.tensor([ids[-1] for ids in prompts], device=device).repeat_interleave(num_generations)
     keys = prompt.layers[0][0]
-    past = RowCache(len(prompt.layers), (shape[0], keys.shape[1], shape[1], keys.shape[3]), keys.dtype, device)
+    sizes = (shape[0], keys.shape[1], shape[1], keys.shape[3])
+    past = RowCache(len(prompt.layers), sizes, keys.dtype, device, fixed=model.cuda_graphs)
+    step = step_function(model, prompt, past, shape[0])
     ends = torch.tensor(sorted(eos_ids), dtype=torch.long, device=device)
 
     sampled = torch.full(shape, -1, device=device)  # -1: not sampled, and never an end
@@ -74,7 +78,7 @@ def generate(
     uniform = torch.rand(shape, generator=generator, dtype=torch.float64).to(device)
     for t in range(max_completion_length):
         position = prompt.lengths.repeat_interleave(num_generations) + t
-        logits = model.logits(model.step(token[:, None], position[:, None], prompt, past))[:, 0, :vocab_size]
+        logits = step(token[:, None], position[:, None])[:, 0, :vocab_size]
         distribution = sampled_distribution(logits.float(), temperature, top_k, top_p)
         token = logits.argmax(dim=-1) if temperature == 0 else draw(distribution, uniform[alive, t])
         sampled[alive, t] = token
@@ -84,12 +88,21 @@ def generate(
             open_groups = ~torch.isin(sampled[alive], ends).any(dim=1).view(-1, num_generations).all(dim=1)
             if not open_groups.any():
                 break
-            if not open_groups.all():  # a group leaves as a whole
+            # A group leaves as a whole; where that costs a new graph, only once half of them can leave.
+            if open_groups.sum() <= len(open_groups) * (0.5 if model.cuda_graphs else 1) and not open_groups.all():
                 keep = open_groups.repeat_interleave(num_generations).nonzero()[:, 0]
                 alive, token = alive[keep], token[keep]
                 prompt = prompt.keep(open_groups.nonzero()[:, 0])
                 past.keep(keep)
+                step = step_function(model, prompt, past, len(alive))
     return _as_samples(sampled, logprobs, entropies, torch.isin(sampled, ends), num_generations)
+
+
+def step_function(model: Qwen2, prompt: PromptCache, past: RowCache, rows: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """A function of one new token a row, ids and positions (B, 1) -> logits (B, 1, V); `past` grows by it."""
+    if model.cuda_graphs:
+        return record_step(model, prompt, past, rows)
+    return lambda token, position: model.logits(model.step(token, position, prompt, past))
 
 
 def _as_samples(sampled: Tensor, logprobs, entropies, ended: Tensor, num_generations: int) -> Samples:

@@ -109,6 +109,14 @@ MUTANTS = [
         "tests/test_04_tree.py::test_a_step_equals_whole_rows",
     ),
     Mutant(
+        "a fixed cache shows slots that nobody has written",
+        8,
+        "model/cache.py",
+        "self.slots > self.at",
+        "self.slots > self.at + 1",
+        "tests/test_08_sampling.py::test_a_fixed_cache_and_a_recorded_step_change_nothing[plain-cpu]",
+    ),
+    Mutant(
         "every completion reads the first prompt",
         4,
         "model/attention.py",

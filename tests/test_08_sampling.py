@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers import check_close, tiny_model
 
+from model.cache import RowCache
 from model.sampling import Samples, draw, generate, pad, sampled_distribution
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [3], [11, 12, 13]]
@@ -150,6 +151,30 @@ def test_gradient_checkpointing_never_reaches_the_sampler(monkeypatch):
     model.gradient_checkpointing = True
     monkeypatch.setattr("model.qwen2.checkpoint", lambda *_, **__: pytest.fail("recomputed while sampling"))
     assert sample(model=model) == sample()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("how", HOW)
+def test_a_fixed_cache_and_a_recorded_step_change_nothing(how, device, monkeypatch):
+    """What a CUDA graph needs (model/graphs.py): slots that are not written yet are masked, whatever stands in them;
+    groups leave by halves. On a CPU the step is called, on a card it is recorded and replayed.
+    """
+    temperature, cut = HOW[how]
+    model, rows = tiny_model().to(device), []
+
+    def filled(*arguments, **settings):
+        cache = RowCache(*arguments, **settings)
+        for store in (store for layer in cache.layers for store in layer):
+            store.fill_(7.0)
+        return cache
+
+    monkeypatch.setattr("model.sampling.CHECK_EVERY", 2)
+    monkeypatch.setattr("model.sampling.RowCache", filled)
+    for model.cuda_graphs in (False, True):
+        rows.append(rows_of(sample(prompts=PROMPTS * 3, model=model, temperature=temperature, **cut)))
+    for (ids, logprobs, *_), expected in zip(*rows, strict=True):
+        assert ids == expected[0]
+        assert logprobs == pytest.approx(expected[1], abs=1e-5)
 
 
 def test_an_empty_prompt_is_refused():
