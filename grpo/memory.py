@@ -3,10 +3,11 @@
     weights       parameters x bytes of their dtype; once more where a frozen reference is kept beside them
     training      gradient and two Adam moments of what trains, float32 each
     sampling      keys and values of the prompts and of all rows, and one step's logits
+    evaluation    the same, of eval.batch_size greedy rows with a prompt each
     update        what the backward pass needs of one micro-batch, tree by tree: prompt + G completions, and the logits
 
-Sampling and update do not happen at once. The factors are counted in the code and checked against measured peaks of CPU
-steps, which lie within a third of the estimate (tests/test_memory.py).
+These do not happen at once: the largest counts. The factors are counted in the code and checked against measured peaks
+of CPU steps, which lie within a third of the estimate (tests/test_memory.py).
 """
 
 from pathlib import Path
@@ -30,20 +31,23 @@ def estimate_memory(model: Qwen2, config: Config, prompt_length: int) -> dict[st
     trained = sum(p.numel() for p in parameters if p.requires_grad)
     weights = sum(p.numel() * p.element_size() for p in parameters)
     size = parameters[0].element_size()
-    rows = g.questions_per_step * g.num_generations
     key_value = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * size  # of one token
+
+    def sampled(prompts: int, rows: int) -> float:
+        tokens = prompts * prompt_length + rows * g.max_completion_length
+        return tokens * key_value + prompts * prompt_length * per_layer(c) * size + 10.0 * 4 * rows * c.vocab_size
+
     parts = {"weights": float(weights), "training": 12.0 * trained}
     parts["reference"] = float(weights) if g.beta and not adapter_starts_at_zero(config) else 0.0
-    tokens = g.questions_per_step * prompt_length + rows * g.max_completion_length
-    prefill = g.questions_per_step * prompt_length * per_layer(c) * size
-    parts["sampling"] = tokens * key_value + prefill + 10.0 * 4 * rows * c.vocab_size
+    parts["sampling"] = sampled(g.questions_per_step, g.questions_per_step * g.num_generations)
+    parts["evaluation"] = sampled(config.eval.batch_size, config.eval.batch_size)
     tree = g.micro_batch_size * (prompt_length + g.num_generations * g.max_completion_length)
     scored = g.micro_batch_size * g.num_generations * g.max_completion_length
     layers = 1 if model.gradient_checkpointing else c.num_hidden_layers
     activations = tree * (layers * per_layer(c) + c.num_hidden_layers * c.hidden_size) * size
     parts["update"] = activations + 5.0 * 4 * min(scored * c.vocab_size, MAX_LOGITS)
     fixed = parts["weights"] + parts["training"] + parts["reference"]
-    return parts | {"peak": fixed + max(parts["sampling"], parts["update"])}
+    return parts | {"peak": fixed + max(parts[phase] for phase in ("sampling", "evaluation", "update"))}
 
 
 def per_layer(c: Qwen2Config) -> int:
@@ -71,7 +75,9 @@ def check_memory(model: Qwen2, config: Config, prompt_length: int) -> str:
     words = f"about {need['peak'] / 1e9:.2f} GB at its peak ({words}), prompts of up to {prompt_length} tokens"
     if free is not None and need["peak"] - need["weights"] > free:
         what = "grpo.questions_per_step, num_generations or max_completion_length"
-        if need["update"] > need["sampling"]:
+        if need["evaluation"] > max(need["sampling"], need["update"]):
+            what = "eval.batch_size or grpo.max_completion_length"
+        elif need["update"] > need["sampling"]:
             what = "grpo.micro_batch_size, max_completion_length or data.max_prompt_length"
             what += "" if model.gradient_checkpointing else ", set model.gradient_checkpointing"
         raise ValueError(f"this run needs {words}, but {free / 1e9:.2f} GB are free: lower {what}, or use LoRA")

@@ -6,19 +6,24 @@ Run: pytest tests/test_memory.py
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from helpers import tiny_model
 
 import grpo.memory
-from grpo.config import Config
+from grpo.config import Config, load_config
 from grpo.memory import check_memory, estimate_memory, per_layer
+from model.config import Qwen2Config
 from model.lora import add_lora
+from model.qwen2 import Qwen2
 
+ROOT = Path(__file__).resolve().parents[1]
 CONFIG = replace(
     Config(),
     grpo=replace(Config().grpo, questions_per_step=2, num_generations=3, max_completion_length=5, micro_batch_size=1),
+    eval=replace(Config().eval, batch_size=2),
 )
 
 
@@ -30,6 +35,9 @@ def test_the_parts_by_hand():
     # 2 prompts of 7 and 6 rows of 5 tokens: keys and values of every layer; prefill; logits of 6 rows
     cache = (14 + 30) * 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * 4
     assert parts["sampling"] == cache + 14 * per_layer(c) * 4 + 10 * 4 * 6 * c.vocab_size
+    # an evaluation: 2 rows, a prompt each
+    fewer = 20 * 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * 4 + 10 * 4 * 4 * c.vocab_size
+    assert parts["sampling"] - parts["evaluation"] == fewer
     # one tree of 7 + 3 x 5 tokens; 15 scored positions
     tree = 22 * (c.num_hidden_layers * per_layer(c) + c.num_hidden_layers * c.hidden_size) * 4
     assert parts["update"] == tree + 5 * 4 * 15 * c.vocab_size
@@ -63,8 +71,37 @@ def test_what_does_not_fit_is_refused_with_what_to_lower(monkeypatch):
         ValueError, match=r"lower grpo.questions_per_step, num_generations or max_completion_length, or use LoRA"
     ):
         check_memory(model, many, 10)
+    with pytest.raises(ValueError, match=r"lower eval.batch_size or grpo.max_completion_length, or use LoRA"):
+        check_memory(model, replace(CONFIG, eval=replace(CONFIG.eval, batch_size=5000)), 10)
     monkeypatch.setattr(grpo.memory, "available_memory", lambda device: None)  # the system does not say
     check_memory(model, CONFIG, 10)
+
+
+QWEN = {  # Qwen2.5-Coder: D, F, layers, H, K, E
+    "0.5B": (896, 4864, 24, 14, 2, 64),
+    "1.5B": (1536, 8960, 28, 12, 2, 128),
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [
+        ("spider_qwen2.5-coder-0.5b", "0.5B"),
+        ("spider_qwen2.5-coder-1.5b", "1.5B"),
+        ("bird_qwen2.5-coder-0.5b", "0.5B"),
+        ("published_recipe", "0.5B"),
+        ("published_recipe", "1.5B"),
+    ],
+)
+def test_the_configs_for_one_card_of_24_gb_fit_it(config, size):
+    """With the longest prompts that the config lets in; the weights are there, on no device."""
+    config = load_config(ROOT / "configs" / f"{config}.toml")
+    hidden, *sizes = QWEN[size]
+    with torch.device("meta"):
+        model = Qwen2(Qwen2Config(151_936, hidden, *sizes, tie_word_embeddings=True)).bfloat16()
+        add_lora(model, config.model.lora_r, config.model.lora_alpha)
+    model.gradient_checkpointing = config.model.gradient_checkpointing
+    assert 1e9 < estimate_memory(model, config, config.data.max_prompt_length)["peak"] < 20e9
 
 
 STEP = """
@@ -83,7 +120,7 @@ torch.set_num_threads(1)
 model = Qwen2(Qwen2Config(16_000, 384, 1056, 4, 6, 2, 64))
 model.init_weights(torch.Generator().manual_seed(0))
 grpo = replace(Config().grpo, questions_per_step=2, num_generations=8, max_completion_length=12, micro_batch_size=2)
-config = replace(Config(), grpo=replace(grpo, epsilon_high=0.2))
+config = replace(Config(), grpo=replace(grpo, epsilon_high=0.2), eval=replace(Config().eval, batch_size=2))
 generator = torch.Generator().manual_seed(1)
 prompts = [torch.randint(0, 16_000, (300,), generator=generator).tolist() for _ in range(2)]
 tokenizer = SimpleNamespace(eos_ids=(16_001,), vocab_size=16_000, decode=lambda ids: "")
