@@ -41,7 +41,8 @@ PAIRS = {
     ("mastered", "band"): "the band and not the mastered questions",
 }
 HEAD = ["run", "EX before", "EX after", "mean@8", "pass@8", "vote@8", "flat groups"]
-HEAD += ["mixed / all right / all wrong / all failed", "dead from step"]
+HEAD += ["mixed / all right / all wrong / all failed", "reward std", "gradient norm"]
+HEAD += ["dead from step"]
 
 
 def read(folder: Path) -> dict:
@@ -75,8 +76,8 @@ def dead_from(flat: list[float], watch: WatchConfig) -> int | None:
 
     Example: flat .5, then 1.0 for 20 steps, the limits those of [watch] (.95, 20 steps) -> 2
     """
-    late = range(max(0, len(flat) - watch.steps + 1))
-    return next((start + 1 for start in late if mean(flat[start:]) >= watch.flat_groups), None)
+    limit, late = watch.flat_groups, range(max(0, len(flat) - watch.steps + 1))
+    return next((start + 1 for start in late if flat[start] >= limit and mean(flat[start:]) >= limit), None)
 
 
 def spread(values: list[float]) -> str:
@@ -97,6 +98,7 @@ def rows(results: list[dict], kinds: tuple[str, ...]) -> list[str]:
         cells += [spread([run["after"][key] for run in runs]) for key in ("pass@8", "vote@8")]
         cells += [f"{mean(run['flat'] for run in runs):.1%}"]
         cells += [" / ".join(f"{mean(run['groups'][name] for run in runs):.0%}" for name in CLASSES)]
+        cells += [f"{mean(run[key] for run in runs):.3f}" for key in ("reward_std", "grad_norm")]
         cells += [", ".join(str(run["dead_from"] or "-") for run in runs)]
         lines.append("| " + " | ".join(cells) + " |")
     return lines

@@ -36,7 +36,14 @@ class RowCache:
     A fixed one always shows its whole capacity, and counts on the device: what a CUDA graph needs (graphs.py).
     """
 
-    def __init__(self, num_layers: int, shape: tuple[int, int, int, int], dtype: torch.dtype, device, fixed=False):
+    def __init__(
+        self,
+        num_layers: int,
+        shape: tuple[int, int, int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+        fixed: bool = False,
+    ):
         new = torch.zeros if fixed else torch.empty  # a masked slot has weight zero, and zero times NaN is NaN
         self.layers = [new((2, *shape), dtype=dtype, device=device).unbind() for _ in range(num_layers)]
         self.length = 0  # tokens written so far, the same for every row

@@ -18,9 +18,10 @@ import torch
 from config_table import rows
 from tiny_run import run_tiny
 
+from benchmarks import stories
 from benchmarks.table import row, spreads
 from grpo.advantage import AdvantageInfo, check_advantage, compute_advantages, contract, load_function
-from grpo.config import Config, SftConfig, load_config
+from grpo.config import Config, SftConfig, WatchConfig, load_config
 from grpo.watch import EXIT_CODES
 from sqlenv import score
 from sqlenv.reward import check_reward
@@ -61,6 +62,29 @@ def test_the_readmes_table_is_the_one_that_the_results_make():
     lines = [*map(row, results), *spreads(results)]
     assert [line for line in lines if line not in README] == []
     assert len(lines) == 16
+
+
+def test_the_readmes_stories_are_those_that_the_results_make():
+    results = json.loads((ROOT / "results" / "stories.json").read_text(encoding="utf-8"))
+    lines = [*stories.rows(results, stories.STORY_ONE), *stories.rows(results, stories.STORY_TWO)]
+    lines += stories.comparisons(results)
+    assert [line for line in lines if line not in README] == []
+    assert len(lines) == len(stories.KINDS) + len(stories.PAIRS) + len(stories.STORY_TWO)
+
+
+def test_a_run_is_dead_from_the_step_after_which_nothing_teaches():
+    watch = WatchConfig(steps=20, flat_groups=0.95)
+    assert stories.dead_from([0.5] + [1.0] * 20, watch) == 2
+    assert stories.dead_from([1.0] * 19, watch) is None  # too short to say
+    assert stories.dead_from([1.0] * 30 + [0.0] * 5, watch) is None  # it came back
+    assert stories.dead_from([0.0] + [1.0] * 10 + [0.9] + [1.0] * 20, watch) == 2  # one mixed group is an accident
+
+
+def test_paired_runs_of_the_stories_by_hand():
+    first, second = ({"questions": "q", "correct": c} for c in ("0011", "0111"))
+    assert stories.paired([(first, second)] * 2, "x") == "| x | +25.0, +25.0 | +25.0 | 2 / 0 | noise (p = 0.50) |"
+    with pytest.raises(AssertionError, match="x: other questions"):
+        stories.paired([(first, second | {"questions": "r"})], "x")
 
 
 def code_lines(path: Path) -> int:
