@@ -89,7 +89,7 @@ def generate(
             if not open_groups.any():
                 break
             # A group leaves as a whole; where that costs a new graph, only once half of them can leave.
-            if open_groups.sum() <= len(open_groups) * (0.5 if model.cuda_graphs else 1) and not open_groups.all():
+            if open_groups.sum() <= (len(open_groups) // 2 if model.cuda_graphs else len(open_groups) - 1):
                 keep = open_groups.repeat_interleave(num_generations).nonzero()[:, 0]
                 alive, token = alive[keep], token[keep]
                 prompt = prompt.keep(open_groups.nonzero()[:, 0])
