@@ -60,6 +60,8 @@ def read(folder: Path) -> dict:
     result["reward_std"], result["grad_norm"] = (
         round(mean(row[k] for row in steps), 4) for k in ("reward_std", "grad_norm")
     )
+    correct = [row["rewards/correct/mean"] for row in steps]
+    result["correct"] = [round(mean(part), 4) for part in (correct[:10], correct[-10:])]  # first, last ten steps
     result["dead_from"] = dead_from([row["frac_reward_zero_std"] for row in steps], run.config.watch)
     if result["dead_from"]:
         late = [row["step_time"] for row in steps if row["step"] >= result["dead_from"]]

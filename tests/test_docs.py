@@ -18,7 +18,7 @@ import torch
 from config_table import rows
 from tiny_run import run_tiny
 
-from benchmarks import stories
+from benchmarks import evaluations, stories
 from benchmarks.table import row, spreads
 from grpo.advantage import AdvantageInfo, check_advantage, compute_advantages, contract, load_function
 from grpo.config import Config, SftConfig, WatchConfig, load_config
@@ -70,6 +70,13 @@ def test_the_readmes_stories_are_those_that_the_results_make():
     lines += stories.comparisons(results)
     assert [line for line in lines if line not in README] == []
     assert len(lines) == len(stories.KINDS) + len(stories.PAIRS) + len(stories.STORY_TWO)
+
+
+def test_the_readmes_real_model_is_the_one_that_the_results_hold():
+    results = json.loads((ROOT / "results" / "spider_smollm2.json").read_text(encoding="utf-8"))
+    lines = [*evaluations.rows(results), *evaluations.comparisons(results)]
+    assert [line for line in lines if line not in README] == []
+    assert len(lines) > len(results) > 2
 
 
 def test_a_run_is_dead_from_the_step_after_which_nothing_teaches():
