@@ -272,8 +272,8 @@ MUTANTS = [
         "rows of the embedding that are no tokens are sampled",
         8,
         "model/sampling.py",
-        "past))[:, 0, :vocab_size]",
-        "past))[:, 0]",
+        "position[:, None])[:, 0, :vocab_size]",
+        "position[:, None])[:, 0]",
         "tests/test_08_sampling.py::test_a_phantom_id_is_never_sampled_and_takes_no_probability",
     ),
     Mutant(
