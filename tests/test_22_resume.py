@@ -117,6 +117,7 @@ def test_a_changed_config_is_refused_with_the_difference_unless_allowed(tmp_path
 
 
 def test_the_first_ctrl_c_lets_the_step_end_and_saves_it(tmp_path, monkeypatch, capsys):
+    handler = signal.getsignal(signal.SIGINT)  # a shell starts background jobs with Ctrl-C ignored
     whole, log_step = run_tiny(tmp_path), train.log_step
 
     def press(run, *rest):
@@ -130,7 +131,7 @@ def test_the_first_ctrl_c_lets_the_step_end_and_saves_it(tmp_path, monkeypatch, 
     stopped = tmp_path / "runs" / "tiny-2"
     assert f"to go on: python train.py --resume {stopped}" in capsys.readouterr().err
     assert last_checkpoint(stopped).name == "3"  # between the checkpoints of steps 2 and 4
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
     assert train.main(["--resume", str(stopped)]) == 0
     assert steps(stopped) == steps(whole)
     with train.interrupts_wait():
