@@ -28,6 +28,7 @@ KINDS = {
     "small": "the same, from a start a third the size",
     "mastered": "questions of pass rate above .8",
     "band": "questions of pass rate .2 to .8",
+    "halfway": "all questions, after 20 supervised steps and not 300",
 }
 STORY_ONE, STORY_TWO = (*KINDS,)[:6], (*KINDS,)[6:]
 PAIRS = {
