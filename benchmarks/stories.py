@@ -1,6 +1,6 @@
 """The two published failures on the embedded task: tables, paired tests and a figure from run directories.
 
-python benchmarks/stories.py runs/*-seed? --out results/stories.json --figure results/story_one.svg
+python benchmarks/stories.py runs/*-seed? --out results/stories.json --figure results/story_one.png
 
 Runs are named KIND-seedN; runs of one seed are measured on the same questions, so that they can be compared in pairs.
 The README gives the command of every kind.
@@ -42,8 +42,7 @@ PAIRS = {
     ("mastered", "band"): "the band and not the mastered questions",
 }
 HEAD = ["run", "EX before", "EX after", "mean@8", "pass@8", "vote@8", "flat groups"]
-HEAD += ["mixed / all right / all wrong / all failed", "reward std", "gradient norm"]
-HEAD += ["dead from step"]
+HEAD += ["mixed / all right / all wrong / all failed", "reward std", "gradient norm", "dead from step"]
 
 
 def read(folder: Path) -> dict:
@@ -97,8 +96,8 @@ def rows(results: list[dict], kinds: tuple[str, ...]) -> list[str]:
         if not runs:
             continue
         cells = [KINDS[kind], spread([run["before"]["execution_accuracy"] for run in runs])]
-        cells += [spread([run["after"][key] for run in runs]) for key in ("execution_accuracy", "mean@8")]
-        cells += [spread([run["after"][key] for run in runs]) for key in ("pass@8", "vote@8")]
+        keys = ("execution_accuracy", "mean@8", "pass@8", "vote@8")
+        cells += [spread([run["after"][key] for run in runs]) for key in keys]
         cells += [f"{mean(run['flat'] for run in runs):.1%}"]
         cells += [" / ".join(f"{mean(run['groups'][name] for run in runs):.0%}" for name in CLASSES)]
         cells += [f"{mean(run[key] for run in runs):.3f}" for key in ("reward_std", "grad_norm")]

@@ -89,8 +89,8 @@ def attend_step(q: Tensor, k: Tensor, v: Tensor, view: View, layer: int) -> Tens
     if view.prompt.padding is not None:
         on_prompt = on_prompt.masked_fill(view.prompt.padding, float("-inf"))
     on_row = q @ k.transpose(-1, -2)
-    if view.past.unwritten is not None:
-        on_row = on_row.masked_fill(view.past.unwritten, float("-inf"))
+    if (unwritten := view.past.unwritten) is not None:
+        on_row = on_row.masked_fill(unwritten, float("-inf"))
     scores = torch.cat([unfold(on_prompt), on_row], dim=-1)  # (B, K, H/K, P + S)
     weights = scores.float().softmax(dim=-1).to(v.dtype)
     out = unfold(fold(weights[..., :width]) @ prompt_v) + weights[..., width:] @ v
