@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -42,7 +43,7 @@ from sqlenv.datasets import load_examples
 from sqlenv.errors import error_class
 from sqlenv.example import Example
 from sqlenv.prompt import LEAKS, build_messages
-from sqlenv.report import cost, describe, load_result, measure, paired
+from sqlenv.report import cost, describe, load_result, measure, paired, paired_lines
 from sqlenv.reward import Verdict, extract_sql, score_completions
 from sqlenv.voting import majority_vote
 
@@ -142,14 +143,27 @@ def sample_verdicts(
 ) -> tuple[list[list[Verdict]], int, list[float]]:
     """k completions a question, each scored: n x k verdicts, the number of tokens decoded, seconds a question."""
     verdicts, num_tokens, latencies = [], 0, []
-    size = max(1, batch_size // k)
-    for start in tqdm(range(0, len(prompts), size), desc=name, disable=None, leave=False):
-        batch, began = slice(start, start + size), time.perf_counter()
+    for batch in tqdm(batches(examples, max(1, batch_size // k)), desc=name, disable=None, leave=False):
+        began = time.perf_counter()
         rollouts, texts = rollout(model, tokenizer, prompts[batch], k, **sampling)
         num_tokens += int(rollouts.lengths.sum())
         verdicts += score_completions(examples[batch], texts, workers)
         latencies += [time.perf_counter() - began] * len(texts)
     return verdicts, num_tokens, latencies
+
+
+def batches(examples: list[Example], size: int) -> list[slice]:
+    """What is sampled at once: up to `size` questions, of one database where that has many: its schema is read once.
+
+    Example: questions on databases a a a b c and size 2 -> a a | a | b c
+    """
+    counts = Counter(example.db_id for example in examples)
+    names = [e.db_id if counts[e.db_id] >= max(2, size / 4) else "" for e in examples]
+    cuts = [0]
+    for i in range(1, len(examples)):
+        if names[i] != names[i - 1] or i - cuts[-1] == size:
+            cuts.append(i)
+    return [slice(*ends) for ends in pairwise([*cuts, len(examples)])]
 
 
 def vote_is_right(verdicts: list[Verdict]) -> bool:
@@ -260,8 +274,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.out:
             write_text(options.out, json.dumps(result) + "\n")
         if other:
-            points, _, words = paired(other, result)
-            print(f"against {options.compare}: {points:+.1f} points ({words})")
+            print("\n".join(paired_lines(other, result, f"against {options.compare}")))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from sqlenv.report import paired
+from sqlenv.report import paired_lines
 
 HEAD = ["", "n", "EX (Spider's rule)", "over databases", "BIRD's rule", "mean@8", "pass@8", "vote@8", "tokens decoded"]
 KEPT = ("execution_accuracy", "bird_accuracy", "bootstrap", "mean@8", "pass@8", "vote@8")
@@ -26,7 +26,8 @@ def read(name: str, file: Path) -> dict:
     result = {"name": name} | {key: round(value, 4) for key, value in full.items() if key.startswith(KEPT)}
     result |= {key: full[key] for key in ("n", "databases", "num_tokens", "sql_executions", "outcomes", "versions")}
     result |= {"seconds": round(full["seconds"]), "questions": full["questions"]}
-    return result | {"correct": "".join(map(str, full["correct"]))}
+    result |= {"num_generations": full["num_generations"]} if "num_generations" in full else {}
+    return result | {key: "".join(map(str, full[key])) for key in ("correct", "hits", "votes") if key in full}
 
 
 def figure(result: dict, key: str) -> str:
@@ -52,8 +53,7 @@ def comparisons(results: list[dict]) -> list[str]:
     lines = []
     for a, b in combinations(results, 2):
         if a["questions"] == b["questions"]:
-            points, _, words = paired(a, b)
-            lines.append(f"{b['name']} against {a['name']}: {points:+.1f} points ({words})")
+            lines += paired_lines(a, b, f"{b['name']} against {a['name']}")
     return lines
 
 

@@ -18,6 +18,7 @@ from grpo.batch import build_tree, score
 from grpo.config import SftConfig
 from grpo.update import learning_rate, make_optimizer
 from model.qwen2 import Qwen2
+from model.sampling import common_prefix
 
 Pair = tuple[list[int], list[int]]  # prompt ids, completion ids (end token included)
 
@@ -43,13 +44,6 @@ def make_groups(pairs_by_database: list[list[Pair]], max_branches: int) -> list[
         branches = [prompt[shared:] + completion for prompt, completion in part]
         groups.append(SftGroup(part[0][0][:shared], branches, [len(prompt) - shared for prompt, _ in part]))
     return groups
-
-
-def common_prefix(rows: list[list[int]]) -> int:
-    """How many ids all rows begin with. Example: [[1, 2, 3], [1, 2, 4, 5]] -> 2"""
-    first, last = min(rows), max(rows)  # in sorted order the outermost two differ earliest
-    length = min(len(first), len(last))
-    return next((i for i in range(length) if first[i] != last[i]), length)
 
 
 def sft_loss(model: Qwen2, groups: list[SftGroup], prompt_loss_weight: float) -> tuple[Tensor, int]:

@@ -29,6 +29,15 @@ class PromptCache:
         """The cache of the prompts in an index (n,)."""
         return PromptCache([(k[prompts], v[prompts]) for k, v in self.layers], self.lengths[prompts])
 
+    def after(self, trunk: "PromptCache") -> "PromptCache":
+        """The cache with the keys and values of the one prompt that all of these go on from in front."""
+        count = len(self.lengths)
+        layers = [
+            tuple(torch.cat([shared.expand(count, -1, -1, -1), own], dim=2) for shared, own in zip(*both, strict=True))
+            for both in zip(trunk.layers, self.layers, strict=True)
+        ]
+        return PromptCache(layers, self.lengths)
+
 
 class RowCache:
     """The sampled tokens' keys and values, preallocated as `shape` (B, K, capacity, E); never differentiable.

@@ -37,8 +37,11 @@ class LoRALinear(nn.Linear):
         y = super().forward(x)
         if not self.enabled:
             return y
-        narrow = F.linear(x.to(self.lora_A.dtype), self.lora_A) * self.scaling  # (..., R), where scaling costs least
-        return y + F.linear(narrow, self.lora_B).to(y.dtype)
+        # Sampling computes in the base's dtype, which is faster. It does not merge: a weight in bfloat16 has three
+        # digits, and would round what a small learning rate has changed back to what it was before.
+        dtype = self.lora_A.dtype if torch.is_grad_enabled() else y.dtype
+        narrow = F.linear(x.to(dtype), self.lora_A.to(dtype)) * self.scaling  # (..., R), where scaling costs least
+        return y + F.linear(narrow, self.lora_B.to(dtype)).to(y.dtype)
 
     def merged_weight(self) -> Tensor:
         """W + scaling * B A in W's dtype, (out, in)."""

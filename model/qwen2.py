@@ -38,15 +38,23 @@ class Qwen2(nn.Module):
         view = View(mask=visible_keys(input_ids.shape[1], padding_mask=attention_mask))
         return self.logits(self._run(input_ids, positions, view))
 
-    def prefill(self, prompt_ids: Tensor, lengths: Tensor) -> PromptCache:
-        """Keys and values of right-padded prompts (Q, P), lengths (Q,). No real token sees the padding."""
-        x, layers = self.model.embed_tokens(prompt_ids), []
-        rotary = rotary_angles(torch.arange(prompt_ids.shape[1], device=prompt_ids.device)[None], self.config)
+    def prefill(self, prompt_ids: Tensor, lengths: Tensor, trunk: PromptCache | None = None) -> PromptCache:
+        """Keys and values of right-padded prompts (Q, P), lengths (Q,). No real token sees the padding.
+
+        trunk: one prompt that all of these go on from; ids and lengths are then without it, the result is with it.
+        """
+        x, layers, start, view = self.model.embed_tokens(prompt_ids), [], 0, View()
+        if trunk is not None:
+            start, row_prompt = trunk.width, torch.zeros_like(lengths)
+            view = View(visible_keys(prompt_ids.shape[1], prompt=trunk, row_prompt=row_prompt), trunk, row_prompt)
+        positions = torch.arange(start, start + prompt_ids.shape[1], device=prompt_ids.device)
+        rotary = rotary_angles(positions[None], self.config)
         for layer in self.model.layers:
             layers.append(layer.self_attn.keys_values(layer.input_layernorm(x), rotary))
             if layer is not self.model.layers[-1]:  # nobody reads what the last one puts out
-                x = self._layer(layer, x, rotary, View())
-        return PromptCache(layers, lengths)
+                x = self._layer(layer, x, rotary, view)
+        prompt = PromptCache(layers, start + lengths)
+        return prompt if trunk is None else prompt.after(trunk)
 
     def extend(self, input_ids: Tensor, positions: Tensor, prompt: PromptCache, row_prompt: Tensor) -> Tensor:
         """Hidden states (B, T, D) of whole rows (B, T), each branching from the end of its prompt row_prompt (B,)."""

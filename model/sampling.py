@@ -39,6 +39,22 @@ def pad(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     return ids.to(device), lengths.to(device)
 
 
+def common_prefix(rows: list[list[int]]) -> int:
+    """How many ids all rows begin with. Example: [[1, 2, 3], [1, 2, 4, 5]] -> 2"""
+    first, last = min(rows), max(rows)  # in sorted order the outermost two differ earliest
+    length = min(len(first), len(last))
+    return next((i for i in range(length) if first[i] != last[i]), length)
+
+
+def prefill(model: Qwen2, prompts: list[list[int]], device: torch.device) -> PromptCache:
+    """The cache of Q prompts, each without its last id; where one schema is most of every prompt, it is read once."""
+    shared = min(common_prefix(prompts), min(map(len, prompts)) - 2)  # at least one id of each prompt is its own
+    if len(prompts) == 1 or 2 * shared < max(map(len, prompts)):
+        return model.prefill(*pad([ids[:-1] for ids in prompts], device))
+    trunk = model.prefill(*pad([prompts[0][:shared]], device))
+    return model.prefill(*pad([ids[shared:-1] for ids in prompts], device), trunk)
+
+
 @torch.no_grad()
 def generate(
     model: Qwen2,
@@ -63,7 +79,7 @@ def generate(
         raise ValueError(f"prompts have lengths {[*map(len, prompts)]}; expected at least one prompt, each with an id")
     device = model.model.embed_tokens.weight.device
     shape = (len(prompts) * num_generations, max_completion_length)
-    prompt = model.prefill(*pad([ids[:-1] for ids in prompts], device))
+    prompt = prefill(model, prompts, device)
     token = torch.tensor([ids[-1] for ids in prompts], device=device).repeat_interleave(num_generations)
     keys = prompt.layers[0][0]
     sizes = (shape[0], keys.shape[1], shape[1], keys.shape[3])

@@ -30,8 +30,9 @@ def measure(answers: list[dict]) -> dict:
     Returns n, databases; execution_accuracy, bird_accuracy and, where all answers hold k samples, pass@k and vote@k,
     each with `_low` and `_high` (Wilson, 95 %); mean@k, the accuracy of a single sample, and bootstrap_low and
     bootstrap_high of execution_accuracy, by a bootstrap that draws whole databases, since their questions are alike;
-    outcomes; by_difficulty and by_database; `correct`, one 0 or 1 a question in order, and `questions`, a hash of what
-    was asked: the paired test needs the same questions.
+    outcomes; by_difficulty and by_database; one number a question, in order: `correct` and `votes` (0 or 1), `hits`
+    (how many of the k = num_generations samples are right); and `questions`, a hash of what was asked: the paired test
+    needs the same questions.
     Example: two answers, one right -> execution_accuracy 0.5, [0.0945, 0.9055]
     """
     correct, groups = [bool(a["match"]) for a in answers], [str(a.get("db_id")) for a in answers]
@@ -47,7 +48,9 @@ def measure(answers: list[dict]) -> dict:
         result |= {f"mean@{k}": sum(shares) / len(shares), f"mean@{k}_low": low, f"mean@{k}_high": high}
         if all(len(h) == k for h in hits):
             result |= with_interval(f"pass@{k}", [pass_at_k(k, sum(h), k) for h in hits])
-            result |= with_interval(f"vote@{k}", [a.get("vote_match", a["match"]) for a in answers])
+            votes = [bool(a.get("vote_match", a["match"])) for a in answers]
+            result |= with_interval(f"vote@{k}", votes)
+            result |= {"num_generations": k, "hits": [*map(sum, hits)], "votes": [*map(int, votes)]}
     result["outcomes"] = dict(Counter(a["outcome"] for a in answers).most_common())
     difficulties = [str(a.get("difficulty") or "") for a in answers]
     result["by_difficulty"] = accuracy_by([d or "(none)" for d in difficulties], correct) if any(difficulties) else {}
@@ -106,24 +109,36 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def paired(before: dict, after: dict) -> tuple[float, float, str]:
+def paired(before: dict, after: dict, of: str = "correct") -> tuple[float, float, str]:
     """(points of accuracy, p, both in words): the exact McNemar test of two results on the same questions.
 
-    Raises ValueError if the questions differ. Example: before right on 1 of 8 questions, after on those and 6 more ->
-    75 points, p = 2 / 2^6
+    of: "correct" (greedy), "votes", or "hits": a question is then gained if more of its samples are right, and the test
+    is the sign test, which McNemar's is too. Raises ValueError if the questions differ.
+    Example: before right on 1 of 8 questions, after on those and 6 more -> 75 points, p = 2 / 2^6
     """
     key = "questions"
-    if len(before["correct"]) != len(after["correct"]) or before.get(key, "") != after.get(key, before.get(key, "")):
-        sizes = f"{len(before['correct'])} and {len(after['correct'])} questions"
+    if len(before[of]) != len(after[of]) or before.get(key, "") != after.get(key, before.get(key, "")):
+        sizes = f"{len(before[of])} and {len(after[of])} questions"
         raise ValueError(f"the results are about different questions ({sizes}); expected the same, in the same order")
-    pairs = list(zip(before["correct"], after["correct"], strict=True))
+    pairs = [(int(b), int(a)) for b, a in zip(before[of], after[of], strict=True)]
     gained, lost, n = sum(b < a for b, a in pairs), sum(b > a for b, a in pairs), max(1, len(pairs))
-    points, p = 100 * (gained - lost) / n, mcnemar_exact(gained, lost)
+    samples = before["num_generations"] if of == "hits" else 1
+    points, p = 100 * sum(a - b for b, a in pairs) / n / samples, mcnemar_exact(gained, lost)
     words = f"gained {gained}, lost {lost} of {len(pairs)} questions, exact McNemar p = {p:.2g}"
-    if p >= 0.05:
+    if p >= 0.05 and of != "hits":
         least = 100 * smallest_difference(n, gained + lost)
         words += f"; the least that could show is {least:.1f} points" if n >= 6 else "; too few to show anything"
     return points, p, words
+
+
+def paired_lines(before: dict, after: dict, names: str) -> list[str]:
+    """The paired tests of all that two results have in common, a line each; names: "B against A"."""
+    k, lines = before.get("num_generations"), []
+    sampled = {"hits": f"mean@{k}, ", "votes": f"vote@{k}, "} if k and k == after.get("num_generations") else {}
+    for of, name in ({"correct": ""} | sampled).items():
+        points, _, words = paired(before, after, of)
+        lines.append(f"{name}{names}: {points:+.1f} points ({words})")
+    return lines
 
 
 def load_result(path: Path) -> dict | None:

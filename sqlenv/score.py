@@ -23,7 +23,7 @@ from pathlib import Path
 from sqlenv.database import run_gold
 from sqlenv.datasets import load_examples, question_files, read_questions
 from sqlenv.errors import error_class
-from sqlenv.report import cost, describe, load_result, measure, paired, printable
+from sqlenv.report import cost, describe, load_result, measure, paired_lines, printable
 from sqlenv.reward import score_sql
 from sqlenv.voting import majority_vote
 from sqlenv.workers import in_order
@@ -176,8 +176,7 @@ def main(arguments: list[str] | None = None) -> int:
             if found:
                 print(printable(f"  {len(found)} {what} count as wrong; the first: {found[0]}"))
         if other:
-            points, _, words = paired(other, result)
-            print(f"against {options.compare}: {points:+.1f} points ({words})")
+            print("\n".join(paired_lines(other, result, f"against {options.compare}")))
         print(f"SQLite {sqlite3.sqlite_version}")
         return int(bool(rows) and all("error" in row for row in rows))  # 1: no row could be scored
     except (ValueError, OSError) as error:

@@ -1,6 +1,6 @@
 """Step 8: sampling groups of completions, with the log-probability of every token.
 
-Built here: model/sampling.py `generate`, `sampled_distribution`, `draw`, `pad`.
+Built here: model/sampling.py `generate`, `prefill`, `common_prefix`, `sampled_distribution`, `draw`, `pad`.
 Rule: p = softmax(logits / temperature) over the ids that the tokenizer knows; a token is drawn by inverting the
 cumulative p at one uniform number; a completion runs up to and including the first end token, or to the length limit.
 Run: pytest tests/test_08_sampling.py
@@ -14,7 +14,7 @@ import torch
 from helpers import check_close, tiny_model
 
 from model.cache import RowCache
-from model.sampling import Samples, draw, generate, pad, sampled_distribution
+from model.sampling import Samples, common_prefix, draw, generate, pad, prefill, sampled_distribution
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [3], [11, 12, 13]]
 VOCAB, ENDS, LIMIT, G = 40, {1, 2, 4, 8, 16}, 20, 3  # of 48 embedding rows, 40 are tokens; five ids end a completion
@@ -88,6 +88,13 @@ def test_worked_padding():
     assert [x.tolist() for x in pad([[5, 6], [7]], torch.device("cpu"))] == [[[5, 6], [7, 0]], [2, 1]]
 
 
+def test_common_prefix():
+    cases = [([[1, 2, 3], [1, 2, 4, 5]], 2), ([[1, 2], [1, 2, 4]], 2), ([[3, 1], [3, 1]], 2), ([[1], [2]], 0)]
+    cases += [([[1, 9, 2], [1, 2, 9], [1, 9, 9]], 1)]  # the row in the middle differs first
+    for rows, length in cases:
+        assert common_prefix(rows) == common_prefix(rows[::-1]) == length
+
+
 # --- the obvious loop ---
 
 
@@ -108,6 +115,26 @@ def test_log_probabilities_are_those_of_one_full_forward_pass():
         logits = model(torch.tensor([PROMPTS[row // G] + ids]))[0, -len(ids) - 1 : -1, :VOCAB]
         full = (logits / 0.7).log_softmax(dim=-1)[range(len(ids)), ids]
         check_close(torch.tensor(logprobs), full, "log_softmax(logits / temperature) over the known ids", atol=1e-5)
+
+
+@pytest.mark.parametrize("rests", [[[20], [21, 22, 23, 24], [25, 26]], [[], [20], [20, 21]], [[20, 21]] * 3])
+def test_a_schema_that_most_prompts_consist_of_is_read_once(rests):
+    """A trunk and what differs give the keys and values of every prompt alone: they differ at once, in length only, or
+    not at all. The trunk ends early enough that each prompt has an id of its own left before its last."""
+    model, schema = tiny_model(), [5, 6, 7, 8, 9, 10, 11, 12]
+    prompts, read = [schema + rest for rest in rests], []
+    model.model.embed_tokens.register_forward_hook(lambda _, ids, out: read.append(out.shape[:2].numel()))
+    together = prefill(model, prompts, torch.device("cpu"))
+    assert sum(read) < 2 * len(schema) + sum(map(len, rests)), "three prompts, but not three schemas"
+    for i, ids in enumerate(prompts):
+        alone = prefill(model, [ids], torch.device("cpu"))
+        assert together.lengths[i] == alone.lengths[0] == len(ids) - 1
+        for ours, expected in zip(together.layers, alone.layers, strict=True):
+            for a, b in zip(ours, expected, strict=True):
+                check_close(a[i, :, : len(ids) - 1], b[0], "positions go on after the trunk", 1e-5)
+    generator = torch.Generator().manual_seed(0)
+    alone = [row[0] for ids in prompts for row in rows_of(sample(prompts=[ids], generator=generator))]
+    assert [row[0] for row in rows_of(sample(prompts=prompts))] == alone
 
 
 def test_every_end_id_ends_and_belongs_to_the_completion():

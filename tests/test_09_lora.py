@@ -144,6 +144,17 @@ def test_a_float32_adapter_on_a_bfloat16_base_moves_at_a_small_learning_rate():
         assert torch.equal(parameter.bfloat16().float(), before[name]), "in bfloat16 it would not have moved"
 
 
+def test_a_bfloat16_base_trains_its_adapter_in_float32_and_samples_in_bfloat16():
+    """A = (1 + 2^-10, 1), x = (1, -1): A x = 2^-10, times s B = 6; a bfloat16 near 1 goes in steps of 2^-7: A x = 0."""
+    layer, x = worked_layer(), torch.tensor([1.0, -1.0]).bfloat16()
+    layer.weight.data, layer.bias.data = torch.zeros(2, 2).bfloat16(), torch.zeros(2).bfloat16()
+    layer.lora_A.data[0, 0] += 2**-10
+    for grad, expected in ((True, 6 * 2**-10), (False, 0.0)):
+        with torch.set_grad_enabled(grad):
+            assert layer(x).tolist() == [expected, 0.0]
+            assert layer(x).dtype == torch.bfloat16
+
+
 # --- error texts ---
 
 

@@ -1,4 +1,4 @@
-"""Step 21: supervised fine-tuning over trees. `grpo/sft.py`: `common_prefix`, `make_groups`, `sft_loss`, `train_sft`.
+"""Step 21: supervised fine-tuning over trees. `grpo/sft.py`: `make_groups`, `sft_loss`, `train_sft`.
 
 What is built: the questions of one database become branches of what their prompts share, and one loss:
 
@@ -23,7 +23,7 @@ from rl_helpers import TablePolicy, check_same, lora_model
 
 from evaluate import load_split
 from grpo.config import Config, SftConfig
-from grpo.sft import SftGroup, common_prefix, make_groups, sft_loss, train_sft
+from grpo.sft import SftGroup, make_groups, sft_loss, train_sft
 
 END = 0
 SCHEMA = [5, 6, 7]
@@ -44,13 +44,6 @@ def train(model, pairs=PAIRS, seed: int = 0, **changes) -> list[dict[str, float]
 
 
 # --- worked ---
-
-
-def test_common_prefix():
-    cases = [([[1, 2, 3], [1, 2, 4, 5]], 2), ([[1, 2], [1, 2, 4]], 2), ([[3, 1], [3, 1]], 2), ([[1], [2]], 0)]
-    cases += [([[1, 9, 2], [1, 2, 9], [1, 9, 9]], 1)]  # the row in the middle differs first
-    for rows, length in cases:
-        assert common_prefix(rows) == common_prefix(rows[::-1]) == length
 
 
 def test_make_groups_worked_example():

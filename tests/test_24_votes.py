@@ -13,6 +13,7 @@ import math
 import random
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from tiny_run import run_tiny
@@ -20,6 +21,7 @@ from tiny_run import run_tiny
 import evaluate
 from sqlenv import majority_vote
 from sqlenv.database import SqlResult
+from sqlenv.example import Example
 from sqlenv.metrics import bootstrap_interval, mcnemar_exact, pass_at_k, wilson_interval
 from sqlenv.reward import Verdict
 
@@ -133,6 +135,16 @@ def test_bootstrap_of_single_questions_is_as_wide_as_theory_says_and_repeatable(
 
 
 # --- in evaluations ---
+
+
+def test_a_database_with_many_questions_is_asked_by_itself():
+    """Five questions are at least half a batch of two and of four, and then come unmixed; of 99 they are not."""
+    examples = [Example("", "", name, Path()) for name in "aaabcaa"]
+    cut = {
+        size: ["".join(e.db_id for e in examples[b]) for b in evaluate.batches(examples, size)] for size in (2, 4, 99)
+    }
+    assert cut == {2: ["aa", "a", "bc", "aa"], 4: ["aaa", "bc", "aa"], 99: ["aaabcaa"]}
+    assert evaluate.batches(examples[3:5], 1) == [slice(0, 1), slice(1, 2)]
 
 
 def test_a_vote_is_right_only_if_the_commonest_rows_are():

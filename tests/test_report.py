@@ -14,7 +14,7 @@ from sqlenv import score, score_sql
 from sqlenv.compare import is_selection
 from sqlenv.errors import error_class
 from sqlenv.metrics import accuracy_by, mcnemar_exact, percentile, smallest_difference
-from sqlenv.report import cost, describe, load_result, measure, paired
+from sqlenv.report import cost, describe, load_result, measure, paired, paired_lines
 from sqlenv.workers import in_order
 
 
@@ -133,6 +133,24 @@ def test_the_paired_test_by_hand_and_what_the_questions_could_show():
         paired(one, measure([answer(True)] * 7))
     with pytest.raises(ValueError, match="different questions"):
         paired(one, measure([answer(True, "other")] * 8))
+
+
+def test_samples_and_votes_are_paired_like_greedy_answers():
+    """Right samples of 2 on six questions: 0 -> 1 on all of them, +50 points; the vote was lost on each but one."""
+    one, more = (
+        measure([answer(True) | {"hits": [False, after], "vote_match": not after or i == 0} for i in range(6)])
+        for after in (False, True)
+    )
+    assert (one["hits"], more["hits"], more["votes"]) == ([0] * 6, [1] * 6, [1, 0, 0, 0, 0, 0])
+    assert paired(one, more, "hits")[:2] == (50.0, 2 / 2**6)
+    assert paired(one, more, "votes")[0] == pytest.approx(-500 / 6)
+    lines = paired_lines(one, more, "B against A")
+    assert [line.split(" points")[0] for line in lines] == [
+        "B against A: +0.0",
+        "mean@2, B against A: +50.0",
+        "vote@2, B against A: -83.3",
+    ]
+    assert len(paired_lines(one, measure([answer(True)] * 6), "x")) == 1  # greedy only
 
 
 def test_the_smallest_difference_is_the_first_that_mcnemar_calls_real():
