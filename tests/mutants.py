@@ -312,8 +312,8 @@ MUTANTS = [
         "LoRA's scaling is lost",
         9,
         "model/lora.py",
-        "self.lora_A) * self.scaling",
-        "self.lora_A)",
+        "self.lora_A.to(dtype)) * self.scaling",
+        "self.lora_A.to(dtype))",
         "tests/test_09_lora.py::test_worked_layer",
     ),
     Mutant(
@@ -328,8 +328,8 @@ MUTANTS = [
         "LoRA has dropout, so two scorings of one token differ",
         9,
         "model/lora.py",
-        "F.linear(x.to(self.lora_A.dtype), self.lora_A)",
-        "F.linear(F.dropout(x.to(self.lora_A.dtype), 0.1, self.training), self.lora_A)",
+        "F.linear(x.to(dtype), self.lora_A",
+        "F.linear(F.dropout(x.to(dtype), 0.1, self.training), self.lora_A",
         "tests/test_09_lora.py::test_two_passes_in_training_mode_agree",
     ),
     Mutant(
