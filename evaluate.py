@@ -155,10 +155,10 @@ def sample_verdicts(
 def batches(examples: list[Example], size: int) -> list[slice]:
     """What is sampled at once: up to `size` questions, of one database where that has many: its schema is read once.
 
-    Example: questions on databases a a a b c and size 2 -> a a | a | b c
+    Many are eight, and a quarter of a batch. Example: nine questions on a, one on b, one on c, size 4 -> aaaa aaaa a bc
     """
     counts = Counter(example.db_id for example in examples)
-    names = [e.db_id if counts[e.db_id] >= max(2, size / 4) else "" for e in examples]
+    names = [e.db_id if counts[e.db_id] >= max(8, size / 4) else "" for e in examples]
     cuts = [0]
     for i in range(1, len(examples)):
         if names[i] != names[i - 1] or i - cuts[-1] == size:

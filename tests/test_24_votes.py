@@ -138,13 +138,15 @@ def test_bootstrap_of_single_questions_is_as_wide_as_theory_says_and_repeatable(
 
 
 def test_a_database_with_many_questions_is_asked_by_itself():
-    """Five questions are at least half a batch of two and of four, and then come unmixed; of 99 they are not."""
-    examples = [Example("", "", name, Path()) for name in "aaabcaa"]
-    cut = {
-        size: ["".join(e.db_id for e in examples[b]) for b in evaluate.batches(examples, size)] for size in (2, 4, 99)
-    }
-    assert cut == {2: ["aa", "a", "bc", "aa"], 4: ["aaa", "bc", "aa"], 99: ["aaabcaa"]}
-    assert evaluate.batches(examples[3:5], 1) == [slice(0, 1), slice(1, 2)]
+    def cut(names: str, size: int) -> str:
+        examples = [Example("", "", name, Path()) for name in names]
+        return " ".join("".join(e.db_id for e in examples[batch]) for batch in evaluate.batches(examples, size))
+
+    assert cut("aaaaaaaaabc", 4) == "aaaa aaaa a bc"
+    assert cut("bcaaaaaaaaad", 32) == "bc aaaaaaaaa d"
+    assert cut("bcaaaaaaaaad", 40) == "bcaaaaaaaaad"  # nine are less than a quarter of a batch
+    assert cut("aaaaaaabbb", 4) == "aaaa aaab bb"  # seven are few, however small the batch
+    assert cut("ab", 1) == "a b"
 
 
 def test_a_vote_is_right_only_if_the_commonest_rows_are():
