@@ -2,14 +2,13 @@
 
 python benchmarks/evaluations.py SFT=runs/a/eval-test-before.json GRPO=runs/a/eval-test-after.json --out FILE
 
-The files are what train.py leaves and `evaluate.py --out` writes. Two that asked the same questions are compared, the
-later one against the earlier (exact McNemar).
+The files are what train.py leaves and `evaluate.py --out` writes. Each is compared with the first one that
+asked the same questions (exact McNemar; over samples, the sign test).
 """
 
 import argparse
 import json
 import sys
-from itertools import combinations
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -49,11 +48,12 @@ def rows(results: list[dict]) -> list[str]:
 
 
 def comparisons(results: list[dict]) -> list[str]:
-    """The paired tests, in words."""
+    """The paired tests, in words: each against the first one that asked the same questions."""
     lines = []
-    for a, b in combinations(results, 2):
-        if a["questions"] == b["questions"]:
-            lines += paired_lines(a, b, f"{b['name']} against {a['name']}")
+    for result in results:
+        first = next(r for r in results if r["questions"] == result["questions"])
+        if first is not result:
+            lines += paired_lines(first, result, f"{result['name']} against {first['name']}")
     return lines
 
 

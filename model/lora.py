@@ -37,9 +37,9 @@ class LoRALinear(nn.Linear):
         y = super().forward(x)
         if not self.enabled:
             return y
-        # Sampling computes in the base's dtype, which is faster. It does not merge: a weight in bfloat16 has three
-        # digits, and would round what a small learning rate has changed back to what it was before.
-        dtype = self.lora_A.dtype if torch.is_grad_enabled() else y.dtype
+        # Sampling (inference mode) computes in the base's dtype, which is faster. It does not merge: a weight in
+        # bfloat16 has three digits, and would round what a small learning rate has changed back to what it was.
+        dtype = y.dtype if torch.is_inference_mode_enabled() else self.lora_A.dtype
         narrow = F.linear(x.to(dtype), self.lora_A.to(dtype)) * self.scaling  # (..., R), where scaling costs least
         return y + F.linear(narrow, self.lora_B.to(dtype)).to(y.dtype)
 

@@ -55,7 +55,7 @@ def prefill(model: Qwen2, prompts: list[list[int]], device: torch.device) -> Pro
     return model.prefill(*pad([ids[shared:-1] for ids in prompts], device), trunk)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def generate(
     model: Qwen2,
     prompts: list[list[int]],

@@ -1009,7 +1009,7 @@ MUTANTS = [
         "training computes the adapter in the base's bfloat16",
         9,
         "model/lora.py",
-        "self.lora_A.dtype if torch.is_grad_enabled() else y.dtype",
+        "y.dtype if torch.is_inference_mode_enabled() else self.lora_A.dtype",
         "y.dtype",
         "tests/test_09_lora.py::test_a_bfloat16_base_trains_its_adapter_in_float32_and_samples_in_bfloat16",
     ),

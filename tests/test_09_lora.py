@@ -149,8 +149,8 @@ def test_a_bfloat16_base_trains_its_adapter_in_float32_and_samples_in_bfloat16()
     layer, x = worked_layer(), torch.tensor([1.0, -1.0]).bfloat16()
     layer.weight.data, layer.bias.data = torch.zeros(2, 2).bfloat16(), torch.zeros(2).bfloat16()
     layer.lora_A.data[0, 0] += 2**-10
-    for grad, expected in ((True, 6 * 2**-10), (False, 0.0)):
-        with torch.set_grad_enabled(grad):
+    for mode, expected in ((torch.enable_grad, 6 * 2**-10), (torch.no_grad, 6 * 2**-10), (torch.inference_mode, 0.0)):
+        with mode():
             assert layer(x).tolist() == [expected, 0.0]
             assert layer(x).dtype == torch.bfloat16
 
