@@ -72,6 +72,13 @@ def test_the_readmes_stories_are_those_that_the_results_make():
     assert len(lines) == len(stories.KINDS) + len(stories.PAIRS) + len(stories.STORY_TWO)
 
 
+def test_the_readmes_supervised_schemas_are_those_that_the_results_hold():
+    results = json.loads((ROOT / "results" / "supervised_schemas.json").read_text(encoding="utf-8"))
+    lines = evaluations.comparisons(results)
+    assert [line for line in lines if line not in README] == []
+    assert len(lines) == 3
+
+
 def test_the_readmes_real_model_is_the_one_that_the_results_hold():
     results = json.loads((ROOT / "results" / "spider_smollm2.json").read_text(encoding="utf-8"))
     lines = [*evaluations.rows(results), *evaluations.comparisons(results)]
