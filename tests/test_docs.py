@@ -201,7 +201,7 @@ def test_a_documented_command_has_its_file_its_options_and_its_settings(command)
         assert not word.startswith("--") or f'"{word}"' in source, word
         assert not word.endswith(".toml") or load_config(ROOT / word)
     for setting in (after for word, after in itertools.pairwise(words) if word == "--set"):
-        section, key = setting.partition("=")[0].split(".")
+        section, key = setting.partition("=")[0].split(".")[:2]
         assert key in vars(getattr(Config(), section)), setting
 
 
