@@ -124,7 +124,8 @@ def paired(before: dict, after: dict, of: str = "correct") -> tuple[float, float
     gained, lost, n = sum(b < a for b, a in pairs), sum(b > a for b, a in pairs), max(1, len(pairs))
     samples = before["num_generations"] if of == "hits" else 1
     points, p = 100 * sum(a - b for b, a in pairs) / n / samples, mcnemar_exact(gained, lost)
-    words = f"gained {gained}, lost {lost} of {len(pairs)} questions, exact McNemar p = {p:.2g}"
+    test = "sign test" if of == "hits" else "McNemar"
+    words = f"gained {gained}, lost {lost} of {len(pairs)} questions, exact {test} p = {p:.2g}"
     if p >= 0.05 and of != "hits":
         least = 100 * smallest_difference(n, gained + lost)
         words += f"; the least that could show is {least:.1f} points" if n >= 6 else "; too few to show anything"

@@ -142,7 +142,8 @@ def test_samples_and_votes_are_paired_like_greedy_answers():
         for after in (False, True)
     )
     assert (one["hits"], more["hits"], more["votes"]) == ([0] * 6, [1] * 6, [1, 0, 0, 0, 0, 0])
-    assert paired(one, more, "hits")[:2] == (50.0, 2 / 2**6)
+    words = "gained 6, lost 0 of 6 questions, exact sign test p = 0.031"
+    assert paired(one, more, "hits") == (50.0, 2 / 2**6, words)
     assert paired(one, more, "votes")[0] == pytest.approx(-500 / 6)
     lines = paired_lines(one, more, "B against A")
     assert [line.split(" points")[0] for line in lines] == [
